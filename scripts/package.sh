@@ -5,10 +5,11 @@
 #
 # Architectures: x86_64, aarch64; both if none is given, or with --binary this machine's. Options:
 # --binary FILE uses this program of this machine's architecture instead of building one; --version
-# VERSION; --output DIR; --deb-only; --fast compresses less. Uses cargo-deb and cargo-generate-rpm, installed into .cache/tools at pinned
-# versions the first time, which needs a network. The architecture that is not this machine's needs
-# Debian's cross compiler, and is skipped with a message if that cannot be installed. Exit status:
-# 0 packages are built; 1 a build failed; 2 wrong arguments.
+# VERSION; --output DIR; --deb-only; --fast compresses less; --stage-only puts the built files of the
+# packages into --output, and builds no package. Uses cargo-deb and cargo-generate-rpm, installed
+# into .cache/tools at pinned versions the first time, which needs a network. The architecture that
+# is not this machine's needs Debian's cross compiler, and is skipped with a message if that cannot
+# be installed. Exit status: 0 packages are built; 1 a build failed; 2 wrong arguments.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -17,13 +18,14 @@ deb_version=3.8.0
 rpm_version=0.21.1
 host=$(uname -m)
 
-binary='' version='' output=$root/target/packages deb_only='' fast='' architectures=()
+binary='' version='' output=$root/target/packages deb_only='' stage_only='' fast='' architectures=()
 while [ $# -gt 0 ]; do
     case $1 in
         --binary) binary=$(realpath "$2"); shift ;;
         --version) version=$2; shift ;;
         --output) mkdir -p "$2"; output=$(realpath "$2"); shift ;;
         --deb-only) deb_only=yes ;;
+        --stage-only) stage_only=yes ;;
         --fast) fast=yes ;;
         x86_64 | aarch64) architectures+=("$1") ;;
         *) echo "package: unknown argument $1" >&2; exit 2 ;;
@@ -103,6 +105,11 @@ rpm_requires() {
         }'
 }
 
+if [ -n "$stage_only" ]; then
+    native=${binary:-$(build "$host")}
+    stage "$host" "$native" "$output"
+    exit
+fi
 install cargo-deb "$deb_version"
 [ -n "$deb_only" ] || install cargo-generate-rpm "$rpm_version"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)

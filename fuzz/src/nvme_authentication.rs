@@ -7,8 +7,8 @@ use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::{Hello, IDENTITIES, Identity, TlsKey, derived};
 use flagstone_auth::{
-    Concatenation, ControllerExchange, ControllerOptions, Group, Hash, HostExchange, HostStep, Message, Names,
-    Progress, Randomness, Secret,
+    Concatenation, ControllerExchange, ControllerOptions, DhGroup, ExchangeProgress, Hash,
+    HostExchange, HostStep, Message, Names, Randomness, Secret,
 };
 
 /// Takes the messages.
@@ -67,7 +67,7 @@ fn controller(data: &[u8]) {
         host_secrets: vec![known(1)],
         own_secret: Some(known(2)),
         hashes: Hash::ALL.into(),
-        groups: vec![Group::Null, Group::Ffdhe2048],
+        groups: vec![DhGroup::Null, DhGroup::Ffdhe2048],
         concatenation: Concatenation::NewPsk,
     };
     let mut controller = ControllerExchange::new(options, randomness(1));
@@ -76,7 +76,7 @@ fn controller(data: &[u8]) {
         if let Some(answer) = controller.fetch(MESSAGE_BYTES) {
             assert!(Message::parse(&answer).is_ok());
         }
-        assert_ne!(controller.progress(), Progress::Authenticated);
+        assert_ne!(controller.progress(), ExchangeProgress::Authenticated);
         assert_eq!(controller.take_psk(), None);
     }
 }
@@ -88,7 +88,7 @@ fn host(data: &[u8], concatenation: Concatenation) {
         secret: known(1),
         controller_secrets: vec![known(2)],
         hashes: Hash::ALL.into(),
-        groups: vec![Group::Null, Group::Ffdhe2048],
+        groups: vec![DhGroup::Null, DhGroup::Ffdhe2048],
         concatenation,
     };
     let mut host = HostExchange::new(options, 7, randomness(2));

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::pdu::{
-    CapsuleCmd, CapsuleResp, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame,
-    InitializeRequest, InitializeResponse, PduKind, R2tHeader, Receiver, Rules, TermReqHeader,
-    Transfer, Violation, encode_term_req,
+    CapsuleCmd, CapsuleResp, CommonHeader, DataHeader, DataTransfer, Digests, Encoder, Fatal,
+    Frame, InitializeRequest, InitializeResponse, PduKind, PduViolation, R2tHeader, Receiver,
+    Rules, TermReqHeader, encode_term_req,
 };
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::{Wire, limits};
@@ -26,7 +26,7 @@ struct Connection {
     alignment: u8,
     rules: Rules,
     mend_digests: bool,
-    transfers: BTreeMap<u16, Transfer>,
+    transfers: BTreeMap<u16, DataTransfer>,
 }
 
 /// Reads a stream until its end or a fatal PDU.
@@ -52,8 +52,8 @@ pub fn run(data: &[u8]) {
 }
 
 /// Checks that a violation can be reported to the peer, and that the peer can parse the report.
-fn check_answer(receiver: Receiver, violation: Violation, offending: &[u8]) {
-    let Violation::Terminate(fatal) = violation else { return };
+fn check_answer(receiver: Receiver, violation: PduViolation, offending: &[u8]) {
+    let PduViolation::Terminate(fatal) = violation else { return };
     let mut out = [0; limits::TERM_REQ_MAX_BYTES];
     let len = encode_term_req(&mut out, receiver, fatal, offending).expect("it fits");
     let peer = match receiver {
@@ -68,7 +68,7 @@ fn check_answer(receiver: Receiver, violation: Violation, offending: &[u8]) {
 
 impl Connection {
     /// Reads one PDU. Returns its length, or `None` if it is incomplete.
-    fn next(&mut self, bytes: &[u8]) -> Result<Option<usize>, Violation> {
+    fn next(&mut self, bytes: &[u8]) -> Result<Option<usize>, PduViolation> {
         let Some(common) = CommonHeader::view(bytes) else { return Ok(None) };
         let frame = self.rules.check(common)?;
         assert_eq!(frame.pdu_bytes(), u64::from(common.pdu_bytes.get()), "PLEN is the sum");
@@ -121,7 +121,7 @@ impl Connection {
         self.rules = Rules::of_host(response.digests(), self.alignment, MAX_DATA_BYTES);
         // Reader of a host: command identifiers 0 to 7 are outstanding.
         for cid in 0..8 {
-            self.transfers.insert(cid, Transfer::of_command(cid, 4096 << (cid & 3)));
+            self.transfers.insert(cid, DataTransfer::of_command(cid, 4096 << (cid & 3)));
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Connection {
         let cid = capsule.command.cid.get();
         if let DataPointer::Transport { data_bytes } = pointer
             && self.transfers.len() < QUEUE_ENTRIES
-            && let Some(transfer) = Transfer::of_r2t(cid, cid, 0, data_bytes.min(1 << 20))
+            && let Some(transfer) = DataTransfer::of_r2t(cid, cid, 0, data_bytes.min(1 << 20))
         {
             self.transfers.insert(cid, transfer);
         }
@@ -205,7 +205,7 @@ impl Connection {
         r2t.check(MAX_DATA_BYTES)?;
         let (offset, bytes) = (r2t.offset.get(), r2t.data_bytes.get());
         assert!(bytes > 0 && offset + bytes <= MAX_DATA_BYTES);
-        let transfer = Transfer::of_r2t(r2t.cid.get(), r2t.transfer_tag.get(), offset, bytes);
+        let transfer = DataTransfer::of_r2t(r2t.cid.get(), r2t.transfer_tag.get(), offset, bytes);
         assert_eq!(transfer.expect("it was checked").remaining_bytes(), bytes);
         Ok(())
     }

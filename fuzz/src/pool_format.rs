@@ -7,11 +7,11 @@
 
 use flagstone_pool::PoolId;
 use flagstone_pool::limits::BLOCK_BYTES;
-use flagstone_pool::ondisk::volume_table::VolumeTable;
 use flagstone_pool::ondisk::chunk::ChunkHeader;
-use flagstone_pool::ondisk::layout::Layout;
+use flagstone_pool::ondisk::layout::PoolLayout;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES, Superblock, choose};
+use flagstone_pool::ondisk::volume_table::VolumeTable;
 use flagstone_pool::ondisk::{Block, seal};
 
 /// Decodes the bytes as one structure.
@@ -34,10 +34,10 @@ pub fn run(input: &[u8]) {
     }
 }
 
-fn layout() -> Layout {
+fn layout() -> PoolLayout {
     let size_bytes = SUPERBLOCK_AREA_BYTES + 64 * 256 * BLOCK_BYTES as u64;
     let device = DeviceRecord { id: PoolId::default(), size_bytes, segments: 64 };
-    Layout::new(256, &[device]).expect("a possible layout")
+    PoolLayout::new(256, &[device]).expect("a possible layout")
 }
 
 fn superblock(block: &Block, copy: usize) {

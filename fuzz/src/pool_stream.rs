@@ -5,7 +5,7 @@
 //!
 //! Whatever is accepted can be encoded again, and the same bytes come out.
 
-use flagstone_pool::stream::frame::{Frame, HEADER_BYTES, PAYLOAD_BYTES_MAX, reseal};
+use flagstone_pool::stream::frame::{HEADER_BYTES, PAYLOAD_BYTES_MAX, StreamFrame, reseal};
 
 /// Decodes the bytes as a stream.
 pub fn run(input: &[u8]) {
@@ -15,12 +15,12 @@ pub fn run(input: &[u8]) {
         reseal(&mut bytes);
     }
     let mut rest = &bytes[..];
-    while let Ok(Some((frame, len))) = Frame::decode(rest) {
+    while let Ok(Some((frame, len))) = StreamFrame::decode(rest) {
         assert!((HEADER_BYTES..=HEADER_BYTES + PAYLOAD_BYTES_MAX).contains(&len));
         assert!(frame.offset.checked_add(frame.covered_bytes()).is_some());
         let mut again = Vec::new();
         frame.encode(&mut again);
-        let decoded = Frame::decode(&again);
+        let decoded = StreamFrame::decode(&again);
         assert_eq!(decoded, Ok(Some((frame, again.len()))));
         rest = &rest[len..];
     }

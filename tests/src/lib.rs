@@ -6,13 +6,13 @@
 //! - [`load`] runs `flagstone load`, whose verified loads check the durability guarantees.
 //! - [`mirror`] runs two servers that mirror a volume, [`mirror_events`] injects events, and
 //!   [`network`] cuts the link between them, [`volatile_disk`] loses unflushed writes and hangs,
-//!   and [`past`] checks that an asynchronous target shows one moment of the past.
+//!   and [`point_in_time`] checks that an asynchronous target shows one moment of the past.
 //! - [`freezer`] has a disk whose writes hang.
 //! - [`place`] runs programs in their own network and mount namespaces.
 //! - [`process`] reads the state of a process from `/proc`; [`rng`] makes random choices
 //!   repeatable.
-//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host uses the server; [`by_hand`]
-//!   checks the answers of a mirror's replica.
+//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host uses the server;
+//!   [`vendor_commands`] checks the answers of a mirror's replica.
 //! - [`tools`] runs other programs, and visibly skips a test when one is missing.
 //! - [`wire`] builds the first bytes of a connection by hand.
 //! - [`scratch`] gives each test a directory of its own.
@@ -26,7 +26,6 @@
 
 pub mod authority;
 pub mod bucket;
-pub mod by_hand;
 pub mod environment;
 pub mod etcd;
 pub mod failover;
@@ -37,7 +36,7 @@ pub mod load;
 pub mod mirror;
 pub mod mirror_events;
 pub mod network;
-pub mod past;
+pub mod point_in_time;
 pub mod pools;
 pub mod process;
 pub mod rng;
@@ -45,5 +44,6 @@ pub mod scratch;
 pub mod server;
 pub mod service;
 pub mod tools;
+pub mod vendor_commands;
 pub mod volatile_disk;
 pub mod wire;

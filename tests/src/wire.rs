@@ -146,12 +146,7 @@ pub fn nvme_discover(port: u16) -> io::Result<Vec<(String, String)>> {
     nvme_open(&mut stream)?;
     stream.write_all(&nvme_connect("nqn.2014-08.org.nvmexpress.discovery", 0, 32))?;
     nvme_answer(&mut stream)?;
-    // Property Set of CC: enabled, with the usual entry sizes.
-    stream.write_all(&nvme_command(0, |command| {
-        command[0] = 0x7F;
-        command[44] = 0x14;
-        command[48..52].copy_from_slice(&0x0046_0001_u32.to_le_bytes());
-    }))?;
+    stream.write_all(&nvme_enable())?;
     nvme_answer(&mut stream)?;
     stream.write_all(&nvme_command(LOG_BYTES, |command| {
         command[0] = 0x02;
@@ -173,6 +168,74 @@ pub fn nvme_discover(port: u16) -> io::Result<Vec<(String, String)>> {
             (address, text(&entry[256..512]))
         })
         .collect())
+}
+
+/// Attaches host `number` to a subsystem, from an address as for [`connect_from`]: connections of
+/// its admin queue and of its first I/O queue, of 32 entries.
+///
+/// # Errors
+///
+/// Errors of the stream, and `InvalidData` if the server refuses.
+///
+/// # Panics
+/// If `number` has more than 8 digits.
+pub fn nvme_attach(
+    source: [u8; 4],
+    port: u16,
+    subsystem: &str,
+    number: usize,
+) -> io::Result<[TcpStream; 2]> {
+    const DATA: usize = 72;
+    let connect_host = |queue: u16, controller: u16| {
+        let mut pdu = nvme_connect(subsystem, queue, 32);
+        let digits = format!("{number:08}");
+        // Another host identifier and name; the latter ends in digits.
+        pdu[DATA..DATA + 8].copy_from_slice(digits.as_bytes());
+        pdu[DATA + 16..DATA + 18].copy_from_slice(&controller.to_le_bytes());
+        let end = DATA + 512 + NVME_HOST.len();
+        pdu[end - 8..end].copy_from_slice(digits.as_bytes());
+        pdu
+    };
+    let mut admin = connect_from(source, port);
+    nvme_open(&mut admin)?;
+    admin.write_all(&connect_host(0, 0xFFFF))?;
+    let controller = nvme_result(&mut admin)? as u16;
+    admin.write_all(&nvme_enable())?;
+    nvme_answer(&mut admin)?;
+    let mut queue = connect_from(source, port);
+    nvme_open(&mut queue)?;
+    queue.write_all(&connect_host(1, controller))?;
+    nvme_answer(&mut queue)?;
+    Ok([admin, queue])
+}
+
+/// Read of the first MiB of namespace 1, in blocks of 4,096 bytes.
+pub fn nvme_read_mib(id: u16) -> [u8; 72] {
+    nvme_command(1 << 20, |command| {
+        command[0] = 0x02;
+        command[2..4].copy_from_slice(&id.to_le_bytes());
+        command[4] = 1;
+        command[48] = 255;
+    })
+}
+
+/// First dword of a response without data: of a Connect, the controller.
+fn nvme_result(stream: &mut impl Read) -> io::Result<u32> {
+    let mut pdu = [0; 24];
+    stream.read_exact(&mut pdu)?;
+    match (pdu[0], &pdu[22..24]) {
+        (5, [0, 0]) => Ok(u32::from_le_bytes([pdu[8], pdu[9], pdu[10], pdu[11]])),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Property Set of CC: enabled, with the usual entry sizes.
+fn nvme_enable() -> [u8; 72] {
+    nvme_command(0, |command| {
+        command[0] = 0x7F;
+        command[44] = 0x14;
+        command[48..52].copy_from_slice(&0x0046_0001_u32.to_le_bytes());
+    })
 }
 
 /// Client flags, and the option that opens `export` (`NBD_OPT_GO`, without information requests).

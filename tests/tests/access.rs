@@ -1,7 +1,7 @@
 //! Access with real processes: listeners without keys, the API over TCP, audit lines, privileges of
 //! the process, and a search for secrets in everything that it writes and in its memory.
 
-mod host_by_hand;
+mod raw_host;
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{BufRead as _, Read as _, Seek as _, SeekFrom};
@@ -279,7 +279,10 @@ fn core_dumps_are_off_unless_asked() {
     const OTHER_USER: u32 = 65534;
     let program = Scratch::new();
     let copy = program.join("flagstone");
-    fs::copy(binary(), &copy).expect("the program can be copied");
+    // Another process writes it: a fork of a test beside this one could inherit a file that is open
+    // for writing, and Linux does not execute such a file.
+    let copied = Command::new("cp").arg(binary()).arg(&copy).status().expect("cp runs");
+    assert!(copied.success(), "the program can be copied");
     for path in [program.path(), &copy] {
         fs::set_permissions(path, Permissions::from_mode(0o755)).expect("its mode can be set");
     }
@@ -386,7 +389,7 @@ fn secrets_stay_out_of_every_output() {
     said += &concatenated;
     let right_key = fs::read_to_string(&right).unwrap();
     let port = api.server.port("nvme-tcp");
-    let psk = host_by_hand::generate_psk(port, &format!("{NQN_PREFIX}db"), &right_key);
+    let psk = raw_host::generate_psk(port, &format!("{NQN_PREFIX}db"), &right_key);
     for user in ["alice", "stranger"] {
         said += &api.with_token(&["status", "db", "--json"], user).1;
         said += &api.with_token(&ORDER, user).1;
@@ -428,9 +431,9 @@ fn secrets_stay_out_of_every_output() {
             assert!(line.is_none(), "{}", line.unwrap_or_default());
         }
     }
-    let forms = host_by_hand::forms(&psk.secret);
+    let forms = raw_host::forms(&psk.secret);
     for written in [said.as_bytes(), &unpacked.stdout, &fs::read(&archive).unwrap()] {
-        let leak = host_by_hand::leaked(written, &forms);
+        let leak = raw_host::leaked(written, &forms);
         assert!(leak.is_none(), "a generated PSK was written: {leak:?}");
     }
     // This is the server's PSK: it has it in memory, as long as it is valid, and nowhere as text.

@@ -297,10 +297,10 @@ fn status_prints_the_api_document() {
         lines.iter().any(|line| line.starts_with(&["volume", "size", "hosts", "reads"])),
         "{shown}"
     );
-    assert!(lines.iter().any(|line| line.starts_with(&["db", "64MiB", "0"])), "{shown}");
+    assert!(lines.iter().any(|line| line.starts_with(&["db", "64", "MiB", "0"])), "{shown}");
     let shown = text(&status(&server, &["db"]).stdout);
     for part in [
-        "volume db: 64MiB, blocks of 4096 B, read-write",
+        "volume db: 64 MiB, blocks of 4096 B, read-write",
         "on memory:64MiB through shared_limit, limit",
         server.address("nvme-tcp"),
         "none",

@@ -5,6 +5,9 @@
     reason = "end-to-end tests use real processes, threads and clocks"
 )]
 
+#[path = "../../crates/bench/tests/support/executable.rs"]
+mod executable;
+
 use std::time::Duration;
 
 use flagstone_tests::etcd::Etcd;
@@ -228,15 +231,13 @@ struct FenceScript {
 
 impl FenceScript {
     fn new() -> FenceScript {
-        use std::os::unix::fs::PermissionsExt as _;
         let scratch = Scratch::new();
         let (calls, mode) = (scratch.join("calls"), scratch.join("mode"));
         let text = format!(
             "#!/bin/sh\necho \"$1 $FLAGSTONE_PEER $FLAGSTONE_VOLUME\" >> {calls:?}\n. {mode:?}\n"
         );
         let script = scratch.join("fence");
-        std::fs::write(&script, text).expect("it can be written");
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).expect("own");
+        executable::write_script(&script, &text);
         let fence = FenceScript { scratch };
         fence.end_with("exit 0");
         fence

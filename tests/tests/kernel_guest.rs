@@ -3,33 +3,23 @@
 //! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
 //! `tests/guest/multipath.sh` has the steps for a volume mirrored by two nodes,
-//! `tests/guest/late.sh` those for a volume whose server restarts before its backing server,
-//! `tests/guest/namespaces.sh` those for namespaces that appear, grow and disappear,
+//! `tests/guest/backing_restart.sh` those for a volume whose server restarts before its backing
+//! server,
+//! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
 //! mirror. The answers are compared with the nodes' status and their disks
-//! ([`flagstone_tests::by_hand`]).
+//! ([`flagstone_tests::vendor_commands`]).
 
-#![allow(clippy::disallowed_methods, reason = "a target in a thread of the test")]
-
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
-
-use flagstone_blockdev::{MemoryDevice, ReopenableDevice, SharedDevice};
-use flagstone_nvme::Nqn;
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
-use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::{RuntimeConfig, run, spawn, spawn_detached, time};
-use flagstone_tests::by_hand::{self, Witness};
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
+use flagstone_tests::pools::Bed;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server};
 use flagstone_tests::tools;
+use flagstone_tests::vendor_commands::{self, Witness};
 
 const SIZE_BYTES: u64 = 128 << 20;
 
@@ -113,7 +103,7 @@ fn linux_host_keeps_a_late_volume() {
     let mut far = Server::start(&[&format!("db={}", disk.display())]);
     let mut server = Server::start(&[&format!("db={}", far.nvme_uri("db"))]);
     let script = Script {
-        files: &["host.sh", "volume.sh", "late.sh"],
+        files: &["host.sh", "volume.sh", "backing_restart.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
             ("PORT", &server.port("nvme-tcp").to_string()),
@@ -137,121 +127,43 @@ fn linux_host_keeps_a_late_volume() {
     report.assert_passed();
 }
 
-/// Target in this process, with namespaces that the server itself never adds or removes.
-struct OwnTarget {
-    target: Arc<Target>,
-    second: Arc<ReopenableDevice>,
-    port: u16,
-    stop: Arc<AtomicBool>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
+/// Sizes of a volume before and after it grows.
 const SMALL_BYTES: u64 = 16 << 20;
 const LARGE_BYTES: u64 = 48 << 20;
 
-impl OwnTarget {
-    fn start() -> OwnTarget {
-        let target = Target::new(TargetConfig::default()).expect("the default is valid");
-        let (serial, allow_hosts) = ("1".to_owned(), Vec::new());
-        target
-            .add_subsystem(SubsystemConfig {
-                nqn: OwnTarget::nqn(),
-                serial,
-                allow_hosts,
-                keys: Default::default(),
-            })
-            .expect("a subsystem");
-        let second = ReopenableDevice::new(memory(SMALL_BYTES));
-        let stop = Arc::new(AtomicBool::new(false));
-        let (sender, ports) = mpsc::channel();
-        let (served, stopped) = (target.clone(), stop.clone());
-        let thread = thread::spawn(move || {
-            let target_core = async || {
-                let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()));
-                let listener = listener.expect("a free port");
-                let Address::Tcp(address) = listener.address() else { unreachable!("TCP") };
-                sender.send(address.port()).expect("the test waits");
-                let accept = spawn(async move {
-                    while let Ok(stream) = listener.accept().await {
-                        spawn_detached(serve(served.clone(), stream));
-                    }
-                })
-                .abort_on_drop();
-                while !stopped.load(Ordering::Acquire) {
-                    time::sleep(Duration::from_millis(10)).await;
-                }
-                drop(accept);
-            };
-            run(&RuntimeConfig::default(), target_core).expect("a runtime");
-        });
-        let port = ports.recv().expect("it listens");
-        let own = OwnTarget { target, second, port, stop, thread: Some(thread) };
-        own.add(1, memory(SIZE_BYTES));
-        own
-    }
-
-    fn nqn() -> Nqn {
-        Nqn::new("nqn.2024-01.example:namespaces").expect("a name")
-    }
-
-    fn add(&self, nsid: u32, device: SharedDevice) {
-        let (nsid, uuid) = (Some(nsid), [nsid as u8; 16]);
-        let namespace = NamespaceConfig { nsid, device, uuid, read_only: false };
-        self.target.add_namespace(&OwnTarget::nqn(), namespace).expect("a namespace");
-    }
-
-    fn answer(&self, request: &str) -> Result<(), String> {
-        let nqn = OwnTarget::nqn();
-        match request {
-            "add" => {
-                self.second.set(memory(SMALL_BYTES)).expect("the same blocks");
-                self.add(2, self.second.clone());
-            }
-            "grow" => {
-                self.second.set(memory(LARGE_BYTES)).expect("the same blocks");
-                self.target.resize_namespace(&nqn, 2).expect("it is there");
-            }
-            "remove" => drop(self.target.remove_namespace(&nqn, 2).expect("it is there")),
-            _ => return Err("no such request".into()),
-        }
-        Ok(())
-    }
-}
-
-impl Drop for OwnTarget {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn memory(bytes: u64) -> SharedDevice {
-    Arc::new(MemoryDevice::new(bytes, 512).expect("a size"))
-}
-
-/// A namespace appears, grows and disappears beneath the host.
+/// A volume is created, resized and deleted with the program beneath the host.
 #[test]
-fn linux_host_follows_changed_namespaces() {
+fn linux_host_follows_created_resized_and_deleted_volumes() {
     let image = match Image::build() {
         Ok(image) => image,
-        Err(reason) => return tools::skip("namespace changes under the Linux kernel", &reason),
+        Err(reason) => return tools::skip("changes of volumes under the Linux kernel", &reason),
     };
-    let own = OwnTarget::start();
-    let nqn = OwnTarget::nqn();
+    let (bed, _) = Bed::with_pool();
     let script = Script {
-        files: &["host.sh", "volume.sh", "namespaces.sh"],
+        files: &["host.sh", "volume.sh", "volumes.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
-            ("PORT", &own.port.to_string()),
-            ("NQN", nqn.as_str()),
+            ("PORT", &bed.server.port("nvme-tcp").to_string()),
+            ("NQN", &format!("{NQN_PREFIX}own")),
+            ("SECOND", &format!("{NQN_PREFIX}second")),
             ("SMALL_BYTES", &SMALL_BYTES.to_string()),
             ("LARGE_BYTES", &LARGE_BYTES.to_string()),
         ],
         kernel_arguments: "",
     };
-    let report = guest::run(&image, &script, |request| own.answer(request));
+    let report = guest::run(&image, &script, |request| {
+        let order = match request {
+            "create" => format!("volume create second --pool fast --size {SMALL_BYTES}"),
+            "resize" => format!("volume resize second {LARGE_BYTES}"),
+            "delete" => "volume delete second --yes --force".to_owned(),
+            _ => return Err("no such request".into()),
+        };
+        let output = bed.output(&order);
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    });
     println!("{}", report.summary());
     report.assert_passed();
 }
@@ -350,7 +262,7 @@ fn nvme_cli_sends_every_vendor_command() {
 /// The scenario runs exactly the commands printed in the documentation.
 #[test]
 fn documented_vendor_commands_are_run() {
-    by_hand::assert_examples_are_run();
+    vendor_commands::assert_examples_are_run();
 }
 
 /// The scenario must pass against Linux's own target too. If this fails, the scenario is wrong, not

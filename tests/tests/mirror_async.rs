@@ -8,7 +8,7 @@
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup};
 use flagstone_tests::mirror_events::rounds;
-use flagstone_tests::past::{assert_moment, content};
+use flagstone_tests::point_in_time::{assert_moment, content};
 use flagstone_tests::process::until;
 use flagstone_tests::rng::{self, Rng};
 

@@ -1,13 +1,14 @@
 //! The newcomer's path: the commands of docs/guides/first-steps.md, run as written on two nodes of
-//! this machine.
+//! this machine, each with a root directory of its own.
 //!
-//! The commands that `flagstone init` prints are run as printed too. What differs from the guide:
-//! packages are not installed here (`package` does), systemd and ssh are played by the test,
-//! addresses and paths are of this machine, and the host is `flagstone load`, because the kernel's
-//! host needs root and a module (`kernel_guest` has it).
+//! Every command that a user types counts, on the host too, and `flagstone init` prints none that
+//! the guide lacks. Left out: packages are not installed here (`package` does); systemd and ssh are
+//! played by the test, so that the unit's restrictions and the drop-in have no effect; addresses
+//! are of this machine; and the host is `flagstone load`, because the kernel's host needs root and
+//! a module (`kernel_guest` has it, with `connect-all`).
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -18,6 +19,7 @@ use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, binary};
 use flagstone_tests::service::{Service, unit_command_at};
 use flagstone_tests::tools;
+use rustix::process::{getegid, geteuid};
 
 /// Most commands of the path.
 const COMMANDS_MAX: usize = 10;
@@ -31,8 +33,12 @@ const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5f1a7e00-0000-4000-8000-0000
 fn guide() -> Vec<(String, String)> {
     let guide = fs::read_to_string(tools::workspace().join("docs/guides/first-steps.md"));
     let guide = guide.expect("the guide is there");
-    let blocks = guide.split("```").skip(1).step_by(2);
-    let lines = blocks.flat_map(str::lines).filter_map(|line| line.split_once("# "));
+    guide.split("```").skip(1).step_by(2).flat_map(commands_of).collect()
+}
+
+/// Lines `MACHINE# COMMAND` of a text.
+fn commands_of(text: &str) -> Vec<(String, String)> {
+    let lines = text.lines().filter_map(|line| line.trim().split_once("# "));
     let is_machine = |name: &str| ["node-a", "node-b", "host"].contains(&name);
     let commands = lines.filter(|(machine, _)| is_machine(machine));
     commands.map(|(machine, command)| (machine.to_owned(), command.to_owned())).collect()
@@ -49,8 +55,14 @@ impl Path {
     fn new() -> Path {
         let scratch = Scratch::new();
         for node in ["node-a", "node-b"] {
-            fs::create_dir_all(scratch.join(node).join("conf.d")).unwrap();
-            scratch.disk(&format!("{node}/disk"), SIZE_BYTES);
+            // What an installed package leaves: the directory and the user, here the test's.
+            for folder in ["etc/flagstone/conf.d", "dev"] {
+                fs::create_dir_all(scratch.join(node).join(folder)).unwrap();
+            }
+            let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+            let line = format!("flagstone:x:{user}:{group}::/var/lib/flagstone:\n");
+            fs::write(scratch.join(node).join("etc/passwd"), line).unwrap();
+            scratch.disk(&format!("{node}/dev/sdb"), SIZE_BYTES);
         }
         let [a, b] = free_ports().unwrap();
         let ports = BTreeMap::from([("node-a", a), ("node-b", b)]);
@@ -61,93 +73,91 @@ impl Path {
         self.scratch.join(&format!("{node}/api"))
     }
 
-    /// A word of a command on `node`, with addresses and paths of this machine. Each server runs in
-    /// its own directory, so the device has the same name on both, as in the guide.
-    fn word(&self, node: &str, word: &str) -> String {
-        let directory = self.scratch.join(node);
-        let directory = directory.to_str().unwrap();
-        word.replace("/etc/flagstone", directory)
-            .replace("/root", directory)
-            .replace("/dev/sdb", "./disk")
-            .replace("10.0.0.1", &format!("127.0.0.1:{}", self.ports["node-a"]))
+    fn root(&self, node: &str) -> PathBuf {
+        self.scratch.join(node)
+    }
+
+    /// A word of a command, with the addresses of this machine.
+    fn word(&self, word: &str) -> String {
+        word.replace("10.0.0.1", &format!("127.0.0.1:{}", self.ports["node-a"]))
             .replace("10.0.0.2", &format!("127.0.0.1:{}", self.ports["node-b"]))
             .replace("NQN", HOST)
     }
 
-    /// Runs a command that `flagstone init` printed on node-a.
-    fn run_printed(&mut self, command: &str) {
-        let words: Vec<&str> = command.split_whitespace().collect();
-        match &words[..] {
-            ["mkdir", "-p", "-m", "700", keys] => {
-                fs::create_dir_all(self.word("node-a", keys)).unwrap();
-            }
-            ["flagstone", "key", "generate", key] => {
-                let made = Command::new(binary())
-                    .args(["key", "generate", &self.word("node-a", key)])
-                    .output()
-                    .unwrap();
-                assert!(made.status.success(), "{command}: {made:?}");
-            }
-            ["scp", "-rp", "/etc/flagstone/keys", _] => {
-                fs::create_dir_all(self.scratch.join("node-b/keys")).unwrap();
-                for key in ["host", "pair"] {
-                    let [from, to] = ["node-a", "node-b"]
-                        .map(|node| self.scratch.join(&format!("{node}/keys/{key}")));
-                    fs::copy(from, to).unwrap();
-                }
-            }
-            ["scp", file, target] => {
-                let (_, path) = target.split_once(':').expect("a machine and a path");
-                fs::copy(file, path.replace("/node-a/", "/node-b/")).unwrap();
-            }
-            ["flagstone", "serve", ..] => {
-                for node in ["node-a", "node-b"] {
-                    self.serve(node);
-                }
-            }
-            // The guide has these.
-            ["flagstone", "mirror", "create", ..] => {}
-            _ => panic!("the test does not know how to run: {command}"),
-        }
+    fn flagstone(&self, node: &str, words: &[&str]) -> Command {
+        let mut command = Command::new(binary());
+        command.current_dir(self.root(node)).args(words.iter().map(|word| self.word(word)));
+        match words[0] {
+            "init" => command.arg("--root").arg(self.root(node)),
+            _ => command.arg("--api").arg(self.api(node)),
+        };
+        command.stdin(Stdio::null());
+        command
     }
 
-    /// Starts the service of a node, whose keys are in its directory.
+    /// Runs `command` to its end, and returns its output.
+    fn run_to_end(&self, mut command: Command) -> String {
+        let output = command.output().unwrap();
+        let logs: Vec<_> = self.services.values().map(Service::log).collect();
+        assert!(output.status.success(), "{command:?}: {output:?}\n{}", logs.concat());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Checks what `init` left on a node, and starts its service.
     fn serve(&mut self, node: &str) {
-        let directory = self.scratch.join(node).join("conf.d");
-        let file = directory.join("db.toml");
-        let text = fs::read_to_string(&file).unwrap();
-        fs::write(&file, text.replace("/etc/flagstone", self.scratch.join(node).to_str().unwrap()))
-            .unwrap();
+        let at = |path: &str| self.root(node).join(path);
+        let drop_in = at("etc/systemd/system/flagstone.service.d/db.conf");
+        assert_eq!(fs::read_to_string(drop_in).unwrap(), "[Service]\nDeviceAllow=/dev/sdb rw\n");
+        let directory = at("served");
+        fs::create_dir(&directory).unwrap();
+        let text = fs::read_to_string(at("etc/flagstone/conf.d/db.toml")).unwrap();
+        let text = ["/etc/flagstone", "/dev/sdb"]
+            .iter()
+            .fold(text, |text, path| text.replace(path, at(&path[1..]).to_str().unwrap()));
+        fs::write(directory.join("db.toml"), text).unwrap();
         let mut command = unit_command_at(binary(), &directory);
-        command.current_dir(self.scratch.join(node)).arg("--api").arg(self.api(node));
+        command.arg("--api").arg(self.api(node));
         self.services.insert(node.to_owned(), Service::start(command));
+    }
+
+    /// Commands that `init` prints for the addresses of the guide.
+    fn printed(&self, words: &[&str]) -> Vec<(String, String)> {
+        let mut init = Command::new(binary());
+        init.current_dir(self.root("node-a"))
+            .args(words.iter().map(|word| word.replace("NQN", HOST)));
+        init.arg("--dry-run").arg("--root").arg(self.root("node-a")).stdin(Stdio::null());
+        commands_of(&self.run_to_end(init))
     }
 
     fn run(&mut self, machine: &str, command: &str) {
         let words: Vec<&str> = command.split_whitespace().collect();
         match (machine, &words[..]) {
-            ("node-a" | "node-b", ["apt", "install", "./flagstone_*.deb"]) => {}
-            ("node-a" | "node-b", ["flagstone", arguments @ ..]) => {
-                let arguments = arguments.iter().map(|word| self.word(machine, word));
-                let mut flagstone = Command::new(binary());
-                flagstone.current_dir(self.scratch.join(machine)).args(arguments);
-                if words[1] == "mirror" {
-                    flagstone.arg("--api").arg(self.api(machine));
-                }
-                let output = flagstone.stdin(Stdio::null()).output().unwrap();
-                let services: Vec<_> = self.services.values().map(Service::log).collect();
-                assert!(output.status.success(), "{command}: {output:?}\n{}", services.concat());
-                if words[1] == "init" {
-                    let printed = String::from_utf8(output.stdout).unwrap();
-                    let next = printed.split_once("# next:\n").expect("the next commands").1;
-                    for line in next.lines() {
-                        let line = line.trim_start_matches('#').trim();
-                        self.run_printed(line.split("   #").next().unwrap());
+            ("node-a" | "node-b", ["apt", "install", "./flagstone_*.deb"])
+            | ("host", ["apt", "install", "nvme-cli"] | ["modprobe", "nvme-tcp"]) => {}
+            ("node-a", ["ssh", "root@10.0.0.2", "flagstone", words @ .., from]) => {
+                let from = from.strip_prefix('<').expect("its standard input");
+                let mut command = self.flagstone("node-b", words);
+                let setup = self.root("node-a").join(from);
+                command.stdin(File::options().read(true).open(setup).unwrap());
+                self.run_to_end(command);
+                self.serve("node-b");
+            }
+            ("node-a" | "node-b", ["flagstone", words @ ..]) => {
+                if words[0] == "init" {
+                    let guide = guide();
+                    let printed = self.printed(words);
+                    assert!(printed.len() > 4, "{printed:?}");
+                    for line in printed {
+                        assert!(guide.contains(&line), "{line:?} is not in the guide: {guide:#?}");
                     }
                 }
+                self.run_to_end(self.flagstone(machine, words));
+                if words[0] == "init" {
+                    self.serve(machine);
+                }
             }
-            ("host", _) => {
-                for part in ["10.0.0.1 10.0.0.2", "nvme connect -t tcp", "-s 4420", NQN_PREFIX] {
+            ("host", ["nvme", "connect-all", ..]) => {
+                for part in ["-t tcp -a 10.0.0.1 -s 4420", "cat /etc/flagstone/keys/host"] {
                     assert!(command.contains(part), "{command}");
                 }
                 self.load("--rw randwrite --ios 2000 --depth 8 --bs 16k").assert_complete();
@@ -159,7 +169,7 @@ impl Path {
     /// A verified load of a host that is attached to both nodes.
     fn load(&self, line: &str) -> Ended {
         let [a, b] = ["node-a", "node-b"].map(|node| self.ports[node]);
-        let key = self.scratch.join("node-a/keys/host");
+        let key = self.root("node-a").join("etc/flagstone/keys/host");
         let target = format!(
             "nvme-tcp://127.0.0.1:{a},127.0.0.1:{b}/{NQN_PREFIX}db?hostnqn={HOST}&key-file={}",
             key.display()
@@ -182,7 +192,10 @@ impl Path {
 #[test]
 fn first_steps_lead_to_a_failover() {
     let commands = guide();
-    assert!((5..=COMMANDS_MAX).contains(&commands.len()), "{commands:#?}");
+    // A line with several commands counts as that many.
+    let typed = |(_, command): &(String, String)| command.split([';', '&', '|']).count();
+    let count: usize = commands.iter().map(typed).sum();
+    assert!((5..=COMMANDS_MAX).contains(&count), "{count}: {commands:#?}");
     let mut path = Path::new();
     for (machine, command) in &commands {
         if command.contains("mirror failover") {

@@ -2,10 +2,12 @@
 //! does, attached, reloaded, upgraded, removed.
 //!
 //! The root has a shell and the libraries that the program names, nothing else. systemd, which
-//! would start the unit and restrict it, is left out; `service` checks the unit.
+//! would make the user, start the unit and restrict it, is left out; `service` checks the unit.
+//! cargo-deb builds the package where `make package` has installed it. Elsewhere, because building
+//! that takes minutes, the test packs the same assets with dpkg-deb.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,6 +18,7 @@ use flagstone_tests::server::{NQN_PREFIX, binary};
 use flagstone_tests::service::{Service, unit_command};
 use flagstone_tests::tools;
 use rustix::process::Signal;
+use serde_json::Value;
 
 const TEST: &str = "deb_serves_upgrades_and_removes";
 
@@ -70,13 +73,94 @@ impl Root {
 /// Builds the package of the program under test.
 fn build(scratch: &Scratch) -> PathBuf {
     let output = scratch.join("packages");
+    let has_cargo_deb = tools::workspace().join(".cache/tools/bin/cargo-deb").exists();
     let script = tools::workspace().join("scripts/package.sh");
     let mut command = Command::new(script);
-    command.args(["--deb-only", "--fast", "--binary"]).arg(binary()).arg("--output").arg(&output);
+    command.args(["--fast", "--binary"]).arg(binary()).arg("--output").arg(&output);
+    command.arg(if has_cargo_deb { "--deb-only" } else { "--stage-only" });
     let done = command.stdin(Stdio::null()).output().expect("the script runs");
     assert!(done.status.success(), "{done:?}");
-    let built = fs::read_dir(output).unwrap().next().expect("a package");
-    built.unwrap().path()
+    match has_cargo_deb {
+        true => fs::read_dir(output).unwrap().next().expect("a package").unwrap().path(),
+        false => pack(&output, scratch),
+    }
+}
+
+/// What the manifest says of the package.
+fn manifest() -> Value {
+    let path = tools::workspace().join("crates/cli/Cargo.toml");
+    let path = format!("--manifest-path={}", path.display());
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1", &path])
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{output:?}");
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    packages.iter().find(|package| package["name"] == "flagstone").expect("it is there").clone()
+}
+
+/// Packs the assets of the manifest, of which the built ones are in `staged`.
+fn pack(staged: &Path, scratch: &Scratch) -> PathBuf {
+    let manifest = manifest();
+    let deb = &manifest["metadata"]["deb"];
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let tree = scratch.join("tree");
+    let put = |from: &Path, to: &str, mode: u32| {
+        let to = tree.join(to);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+        fs::set_permissions(&to, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let package = tools::workspace().join("crates/cli");
+    for asset in deb["assets"].as_array().unwrap() {
+        let [from, to, mode] = [0, 1, 2].map(|index| text(&asset[index]));
+        let mode = u32::from_str_radix(&mode, 8).unwrap();
+        let from = match from.strip_prefix("target/release/") {
+            Some(built) => staged.join(built),
+            None => package.join(from),
+        };
+        let sources = match from.file_name().unwrap().to_str().unwrap().strip_prefix('*') {
+            Some(end) => files_that_end(from.parent().unwrap(), end),
+            None => vec![from],
+        };
+        for source in sources {
+            let name = source.file_name().unwrap().to_str().unwrap();
+            let to = if to.ends_with('/') { format!("{to}{name}") } else { to.clone() };
+            put(&source, &to, mode);
+        }
+    }
+    let license = package.join(text(&deb["license-file"][0]));
+    put(&license, "usr/share/doc/flagstone/copyright", 0o644);
+    for script in ["postinst", "prerm", "postrm"] {
+        let from = package.join(text(&deb["maintainer-scripts"])).join(script);
+        put(&from, &format!("DEBIAN/{script}"), 0o755);
+    }
+    let kept = deb["conf-files"].as_array().unwrap().iter().map(|file| text(file) + "\n");
+    fs::write(tree.join("DEBIAN/conffiles"), kept.collect::<String>()).unwrap();
+    let architecture = tools::run("dpkg", &["--print-architecture"]);
+    let control = format!(
+        "Package: flagstone\nVersion: {}-1\nArchitecture: {}\nMaintainer: {}\nSection: {}\n\
+         Description: {}\n",
+        text(&manifest["version"]),
+        architecture.trim(),
+        text(&deb["maintainer"]),
+        text(&deb["section"]),
+        text(&manifest["description"]),
+    );
+    fs::write(tree.join("DEBIAN/control"), control).unwrap();
+    let built = scratch.join("flagstone.deb");
+    let [from, to] = [&tree, &built].map(|path| path.to_str().unwrap());
+    tools::run("dpkg-deb", &["-Znone", "--root-owner-group", "--build", from, to]);
+    built
+}
+
+fn files_that_end(folder: &Path, end: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let found: Vec<_> = entries.filter(|path| path.to_str().unwrap().ends_with(end)).collect();
+    assert!(!found.is_empty(), "{}: none ends in {end}", folder.display());
+    found
 }
 
 /// The same package with a later version.
@@ -88,7 +172,7 @@ fn later(package: &Path, scratch: &Scratch) -> PathBuf {
     let text = fs::read_to_string(&control).unwrap();
     let version = text.lines().find(|line| line.starts_with("Version: ")).unwrap();
     fs::write(&control, text.replace(version, "Version: 99.0-1")).unwrap();
-    tools::run("dpkg-deb", &["-Zgzip", "-z1", "--build", from, to]);
+    tools::run("dpkg-deb", &["-Znone", "--build", from, to]);
     later
 }
 
@@ -96,9 +180,6 @@ fn later(package: &Path, scratch: &Scratch) -> PathBuf {
 fn deb_serves_upgrades_and_removes() {
     if !tools::have(TEST, &PROGRAMS) {
         return;
-    }
-    if !tools::workspace().join(".cache/tools/bin/cargo-deb").exists() {
-        return tools::unable(TEST, "cargo-deb is not here; `make package` installs it");
     }
     if !rustix::process::geteuid().is_root() {
         return tools::unable(TEST, "only root may change the root directory");
@@ -128,8 +209,10 @@ fn deb_serves_upgrades_and_removes() {
     let (config, disk) = ("/etc/flagstone/conf.d/db.toml", "/var/lib/flagstone/db.img");
     fs::create_dir_all(root.path("var/lib/flagstone")).unwrap();
     fs::File::create(root.path(disk)).and_then(|file| file.set_len(16 << 20)).unwrap();
-    let init =
-        ["flagstone", "init", config, "--device", disk, "--listen", &listen, "--iops", "50000"];
+    // As systemd-sysusers makes it, for the user who starts the program here.
+    fs::write(root.path("etc/passwd"), "flagstone:x:0:0::/var/lib/flagstone:\n").unwrap();
+    let options = ["--device", disk, "--listen", &listen, "--iops", "50000"];
+    let init = [&["flagstone", "init", "--install"], &options[..]].concat();
     let init = root.command(&init).env("PATH", "/usr/bin").output().unwrap();
     assert!(init.status.success(), "{init:?}");
 

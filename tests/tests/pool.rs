@@ -20,7 +20,7 @@ fn size_of(target: &str) -> u64 {
 fn volume_of_pool_survives_sigkill() {
     let (mut bed, _) = Bed::with_pool();
     let created = bed.run("volume create db --pool fast --size 4GiB --limit iops=100000");
-    assert!(created.contains("volume db of 4GiB, thin") && created.contains("next:"), "{created}");
+    assert!(created.contains("volume db of 4 GiB, thin") && created.contains("next:"), "{created}");
     assert!(created.contains("larger than the free space"), "{created}");
     let state = bed.scratch.join("verify");
     for (target, lines) in
@@ -63,7 +63,7 @@ fn orders_are_idempotent_and_dry_runs_change_nothing() {
     let taken = bed.refused(&format!("volume create x --pool fast --size 64MiB {nqn}"));
     assert!(taken.contains("NQN already"), "{taken}");
     assert!(bed.refused("volume delete db").contains("--yes"));
-    assert!(bed.run("volume delete db --dry-run").contains("data loss: volume db of 64MiB"));
+    assert!(bed.run("volume delete db --dry-run").contains("data loss: volume db of 64 MiB"));
     assert!(bed.run("volume delete db --yes").contains("deleted"));
     assert!(bed.run("volume delete db --yes").contains("nothing to do"));
     assert!(bed.run("volume list").contains("own"));

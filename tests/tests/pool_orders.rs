@@ -5,7 +5,7 @@ use std::fs::File;
 use std::process::Command;
 
 use flagstone_pool::PoolId;
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart, reseal};
 use flagstone_tests::http::{Answer, ask, exchange, get, unix};
 use flagstone_tests::load::Load;
 use flagstone_tests::pools::Bed;
@@ -40,7 +40,7 @@ fn stream(bed: &Bed, line: &str) -> Vec<u8> {
 /// Length of the frames before the last `count`.
 fn without_last(stream: &[u8], count: usize) -> usize {
     let (mut at, mut starts) = (0, Vec::new());
-    while let Some((_, len)) = Frame::decode(&stream[at..]).unwrap() {
+    while let Some((_, len)) = StreamFrame::decode(&stream[at..]).unwrap() {
         starts.push(at);
         at += len;
         if at == stream.len() {
@@ -245,7 +245,12 @@ fn frames(name: &str, size_bytes: u64, bodies: &[(u64, FrameBody<'_>)]) -> Vec<u
     let start = StreamStart { name: name.to_owned(), base: None, size_bytes, created_s: 0 };
     let mut stream = Vec::new();
     for (offset, body) in [(0, FrameBody::Begin(start))].iter().chain(bodies) {
-        let frame = Frame { snapshot: PoolId([7; 16]), offset: *offset, body: body.clone() };
+        let frame = StreamFrame {
+            snapshot: PoolId([7; 16]),
+            source: 1,
+            offset: *offset,
+            body: body.clone(),
+        };
         frame.encode(&mut stream);
     }
     stream
@@ -261,19 +266,35 @@ fn hostile_streams_leave_nothing_undeletable_or_slow() {
         assert!(!refused.body.contains('\u{1b}'), "{refused:?}");
     }
     assert!(bed.run("snapshot list").contains("no snapshots"));
-    // The largest volume, all of it zeroes: nothing is written. Again, after a cut.
+    // The largest volume, most of it zeroes: nothing is written. Again, after a cut.
     let size = 1 << 54;
     let data = [5; 4096];
     let cut = frames("a", size, &[(0, FrameBody::Data(&data))]);
     assert_eq!(post(&bed, "large/receive?pool=fast", &cut).status, 200);
-    let bodies = [(0, FrameBody::Zero(size)), (size, FrameBody::End)];
+    // The stream of another snapshot, of another size, or with a gap does not continue it.
+    let refused = |stream: &[u8], part: &str| {
+        let refused = post(&bed, "large/receive", stream);
+        assert!(refused.status == 409 && refused.body.contains(part), "{part}: {refused:?}");
+    };
+    for at in [32, 48] {
+        let mut other = cut.clone();
+        other[at] ^= 1;
+        reseal(&mut other);
+        refused(&other, "a part of another stream");
+    }
+    refused(&frames("a", size - 4096, &[]), "is not the stream");
+    refused(&frames("a", size, &[(8192, FrameBody::Zero(4096))]), "for 8192");
+    let bodies =
+        [(0, FrameBody::Zero(4096)), (4096, FrameBody::Zero(size - 4096)), (size, FrameBody::End)];
     let checkpoints = || bed.pool()["checkpoints"].as_u64().unwrap();
     let before = checkpoints();
     let received = post(&bed, "large/receive", &frames("a", size, &bodies));
     assert_eq!(received.status, 200, "{received:?}");
     assert!(checkpoints() - before < 10, "{before} to {}", checkpoints());
     if have("volumes", &TOOLS) {
-        io(&bed, "large", "read -P 0 0 64k");
+        // What it had was skipped.
+        io(&bed, "large", "read -P 5 0 4k");
+        io(&bed, "large", "read -P 0 4k 60k");
     }
     bed.run("snapshot delete large@a --yes");
     bed.run("volume delete large --yes");

@@ -1,6 +1,6 @@
 //! Repository checks: the table of dependencies in ARCHITECTURE.md, THIRD-PARTY-LICENSES, links
-//! between documents, and the lints that Cargo cannot inherit. `UPDATE_DOCS=1` writes the table and
-//! the licenses instead.
+//! between documents, lengths of comments, and the lints that Cargo cannot inherit. `UPDATE_DOCS=1`
+//! writes the table and the licenses instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -415,6 +415,18 @@ fn doc_comments_do_not_refer_to_their_module() {
     for file in source_files(tools::workspace(), "rs") {
         let source = fs::read_to_string(&file).expect("sources are text");
         assert!(!source.contains(sentence), "{}: {sentence}", file.display());
+    }
+}
+
+/// rustfmt wraps code, but neither comments nor strings.
+#[test]
+fn comments_fit_in_100_columns() {
+    for file in source_files(tools::workspace(), "rs") {
+        let source = fs::read_to_string(&file).expect("sources are text");
+        for (at, line) in source.lines().enumerate() {
+            let is_long = line.trim_start().starts_with("//") && line.chars().count() > 100;
+            assert!(!is_long, "{}:{}: wrap the comment", file.display(), at + 1);
+        }
     }
 }
 

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use crc_fast::CrcAlgorithm;
 
-pub use record::{ArbiterRecord, ReplicaId};
+pub use record::{ArbiterRecord, RecordStamp, ReplicaId};
 
 /// Version of a stored record in the store's own terms: a revision number, or an entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -35,6 +35,15 @@ impl fmt::Display for ReplicaId {
     }
 }
 
+/// Identity of one stored record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordStamp {
+    /// See [`ArbiterRecord::revision`]; not 0. Another store may have a record of this revision.
+    pub revision: u64,
+    /// See [`ArbiterRecord::writer`]. A record with this number is no other one.
+    pub writer: u64,
+}
+
 /// The decision about a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArbiterRecord {
@@ -75,6 +84,11 @@ pub enum RecordError {
 }
 
 impl ArbiterRecord {
+    /// Identity of this record.
+    pub fn stamp(&self) -> RecordStamp {
+        RecordStamp { revision: self.revision, writer: self.writer }
+    }
+
     /// Whether this replica has every acknowledged write.
     pub fn is_in_sync(&self, replica: ReplicaId) -> bool {
         self.in_sync.contains(&replica)

@@ -4,7 +4,7 @@
 //! eavesdropper cannot compute. SC_C is part of both responses, so an attacker in between cannot
 //! remove it.
 
-use crate::group::{Group, SharedSecret};
+use crate::group::{DhGroup, SharedSecret};
 use crate::hash::{Digest64, Hash};
 use crate::response::Names;
 use crate::tls::{self, Psk, PskHash};
@@ -41,8 +41,8 @@ impl Concatenation {
     }
 
     /// True if an exchange of this kind may use `group`.
-    pub(crate) fn fits_group(self, group: Group) -> bool {
-        self == Self::None || group != Group::Null
+    pub(crate) fn fits_group(self, group: DhGroup) -> bool {
+        self == Self::None || group != DhGroup::Null
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
     /// longer than its block, so the PSK is the same.
     #[test]
     fn shared_secret_as_session_key_gives_the_same_psk() {
-        let shared = vec![7; Group::Ffdhe2048.value_bytes()];
+        let shared = vec![7; DhGroup::Ffdhe2048.value_bytes()];
         for hash in [Hash::Sha256, Hash::Sha384] {
             let hashed = generated(hash, &hash.digest(&shared), &[1; 32], &[2; 32]);
             assert_eq!(hashed, generated(hash, &shared, &[1; 32], &[2; 32]));

@@ -6,9 +6,9 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use crate::concatenation::{self, Concatenation};
-use crate::group::{EXPONENT_BYTES, Group, SharedSecret};
+use crate::group::{DhGroup, EXPONENT_BYTES, SharedSecret};
 use crate::hash::{Hash, MAX_DIGEST_BYTES};
-use crate::message::{Body, Explanation, Message};
+use crate::message::{Explanation, Message, MessageBody};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
 use crate::tls::Psk;
@@ -25,7 +25,7 @@ pub struct ControllerOptions {
     /// Hash functions that are accepted.
     pub hashes: Vec<Hash>,
     /// Groups that are accepted.
-    pub groups: Vec<Group>,
+    pub groups: Vec<DhGroup>,
     /// Concatenation that the host may request on this queue.
     pub concatenation: Concatenation,
 }
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Randomness {
 
 /// Progress of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum ExchangeProgress {
     /// The host must send a message.
     AwaitsHost,
     /// The host must fetch a message.
@@ -89,7 +89,7 @@ pub enum Progress {
 struct Selection {
     transaction: u16,
     hash: Hash,
-    group: Group,
+    group: DhGroup,
     concatenation: Concatenation,
 }
 
@@ -143,15 +143,15 @@ impl ControllerExchange {
     }
 
     /// Progress of the exchange.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> ExchangeProgress {
         match self.state {
             State::AwaitNegotiate | State::AwaitReply(_) | State::AwaitSuccess2 { .. } => {
-                Progress::AwaitsHost
+                ExchangeProgress::AwaitsHost
             }
-            State::OweChallenge(_) | State::OweSuccess { .. } => Progress::AwaitsFetch,
-            State::OweFailure { explanation, .. } => Progress::Failing(explanation),
-            State::Authenticated { .. } => Progress::Authenticated,
-            State::Failed(explanation) => Progress::Failed(explanation),
+            State::OweChallenge(_) | State::OweSuccess { .. } => ExchangeProgress::AwaitsFetch,
+            State::OweFailure { explanation, .. } => ExchangeProgress::Failing(explanation),
+            State::Authenticated { .. } => ExchangeProgress::Authenticated,
+            State::Failed(explanation) => ExchangeProgress::Failed(explanation),
         }
     }
 
@@ -178,7 +178,7 @@ impl ControllerExchange {
         let parsed = Message::parse(bytes).inspect(|message| {
             if matches!(self.state, State::AwaitNegotiate) {
                 transaction = message.transaction;
-                if let Body::Negotiate { concatenation, .. } = message.body {
+                if let MessageBody::Negotiate { concatenation, .. } = message.body {
                     self.asked = Some(concatenation);
                 }
             }
@@ -195,25 +195,25 @@ impl ControllerExchange {
             false => Err(Explanation::IncorrectPayload),
         };
         match (state, message.body) {
-            (State::AwaitNegotiate, Body::Negotiate { concatenation, hashes, groups }) => {
+            (State::AwaitNegotiate, MessageBody::Negotiate { concatenation, hashes, groups }) => {
                 self.select(message.transaction, concatenation, &hashes, &groups)
             }
             (
                 State::AwaitReply(selection),
-                Body::Reply { response, challenge, sequence, public_value },
+                MessageBody::Reply { response, challenge, sequence, public_value },
             ) => {
                 same(selection.transaction)?;
                 let reply = Reply { response, challenge, sequence, public_value };
                 self.check_reply(selection, &reply)
             }
-            (State::AwaitSuccess2 { transaction, psk }, Body::Success2) => {
+            (State::AwaitSuccess2 { transaction, psk }, MessageBody::Success2) => {
                 same(transaction)?;
                 Ok(State::Authenticated { proven: true, psk })
             }
             (
                 State::AwaitReply(Selection { transaction, .. })
                 | State::AwaitSuccess2 { transaction, .. },
-                Body::Failure2(explanation),
+                MessageBody::Failure2(explanation),
             ) => {
                 same(transaction)?;
                 Ok(State::Failed(explanation))
@@ -230,7 +230,7 @@ impl ControllerExchange {
         transaction: u16,
         concatenation: u8,
         hashes: &[Hash],
-        groups: &[Group],
+        groups: &[DhGroup],
     ) -> Result<State, Explanation> {
         let concatenation = Concatenation::from_id(concatenation)
             .filter(|kind| [Concatenation::None, self.options.concatenation].contains(kind))
@@ -242,10 +242,11 @@ impl ControllerExchange {
         if !groups.iter().any(|group| concatenation.fits_group(*group)) && !groups.is_empty() {
             return Err(Explanation::ConcatenationMismatch);
         }
-        let accepted =
-            |group: &Group| self.options.groups.contains(group) && concatenation.fits_group(*group);
+        let accepted = |group: &DhGroup| {
+            self.options.groups.contains(group) && concatenation.fits_group(*group)
+        };
         let usable = || groups.iter().copied().filter(accepted);
-        let group = usable().find(|group| *group != Group::Null).or_else(|| usable().next());
+        let group = usable().find(|group| *group != DhGroup::Null).or_else(|| usable().next());
         let group = group.ok_or(Explanation::GroupNotUsable)?;
         Ok(State::OweChallenge(Selection { transaction, hash, group, concatenation }))
     }
@@ -318,7 +319,7 @@ impl ControllerExchange {
         let (transaction, body, next) = match &self.state {
             &State::OweChallenge(selection) => {
                 let Selection { transaction, hash, group, .. } = selection;
-                let body = Body::Challenge {
+                let body = MessageBody::Challenge {
                     hash,
                     group,
                     sequence: self.randomness.sequence,
@@ -333,10 +334,14 @@ impl ControllerExchange {
                     Some(_) => State::AwaitSuccess2 { transaction: *transaction, psk },
                     None => State::Authenticated { proven: false, psk },
                 };
-                (*transaction, Body::Success1 { digest_bytes, response: response.clone() }, next)
+                (
+                    *transaction,
+                    MessageBody::Success1 { digest_bytes, response: response.clone() },
+                    next,
+                )
             }
             &State::OweFailure { transaction, explanation } => {
-                (transaction, Body::Failure1(explanation), State::Failed(explanation))
+                (transaction, MessageBody::Failure1(explanation), State::Failed(explanation))
             }
             _ => return None,
         };

@@ -6,11 +6,11 @@
 use proptest::prelude::*;
 
 use crate::concatenation::Concatenation;
-use crate::controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
-use crate::group::Group;
+use crate::controller::{ControllerExchange, ControllerOptions, ExchangeProgress, Randomness};
+use crate::group::DhGroup;
 use crate::hash::Hash;
 use crate::host::{ExchangeOptions, HostExchange, HostFailure, HostStep};
-use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
+use crate::message::{Explanation, MESSAGE_BYTES, Message, MessageBody};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
 
@@ -38,7 +38,7 @@ fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controll
         host_secrets,
         own_secret,
         hashes: Hash::ALL.into(),
-        groups: Group::ALL.into(),
+        groups: DhGroup::ALL.into(),
         concatenation: Concatenation::NewPsk,
     };
     ControllerExchange::new(options, randomness(1))
@@ -47,7 +47,7 @@ fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controll
 fn host(
     secret: Secret,
     controller_secret: Option<Secret>,
-    group: Group,
+    group: DhGroup,
     hash: Hash,
 ) -> HostExchange {
     let options = ExchangeOptions {
@@ -65,7 +65,7 @@ fn host(
 fn run(
     host: &mut HostExchange,
     controller: &mut ControllerExchange,
-) -> (Progress, Result<(), HostFailure>) {
+) -> (ExchangeProgress, Result<(), HostFailure>) {
     controller.send(&host.negotiate());
     let outcome = loop {
         let message = controller.fetch(MESSAGE_BYTES).expect("a message to fetch");
@@ -91,18 +91,21 @@ fn run(
 /// Linux offers the null group first.
 #[test]
 fn null_group_is_the_last_resort() {
-    let selected = |groups: Vec<Group>| {
+    let selected = |groups: Vec<DhGroup>| {
         let mut controller = controller(vec![secret(1)], None);
-        let body = Body::Negotiate { concatenation: 0, hashes: Hash::ALL.into(), groups };
+        let body = MessageBody::Negotiate { concatenation: 0, hashes: Hash::ALL.into(), groups };
         controller.send(&Message { transaction: 1, body }.encode());
         let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
         match Message::parse(&challenge).unwrap().body {
-            Body::Challenge { group, .. } => group,
+            MessageBody::Challenge { group, .. } => group,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(selected(vec![Group::Null, Group::Ffdhe2048, Group::Ffdhe3072]), Group::Ffdhe2048);
-    assert_eq!(selected(vec![Group::Null]), Group::Null);
+    assert_eq!(
+        selected(vec![DhGroup::Null, DhGroup::Ffdhe2048, DhGroup::Ffdhe3072]),
+        DhGroup::Ffdhe2048
+    );
+    assert_eq!(selected(vec![DhGroup::Null]), DhGroup::Null);
 }
 
 /// Known answers from another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
@@ -110,8 +113,8 @@ fn null_group_is_the_last_resort() {
 fn responses_match_known_answers() {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     let challenge: Vec<u8> = (0..32).collect();
-    let peer = Group::Ffdhe2048.public_value(&[0xc3; 64]);
-    let shared = Group::Ffdhe2048.shared_secret(&[0x5a; 64], &peer).unwrap();
+    let peer = DhGroup::Ffdhe2048.public_value(&[0xc3; 64]);
+    let shared = DhGroup::Ffdhe2048.shared_secret(&[0x5a; 64], &peer).unwrap();
     let question = |shared_secret| Question {
         hash: Hash::Sha256,
         challenge: &challenge,
@@ -137,12 +140,15 @@ fn responses_match_known_answers() {
 
 #[test]
 fn exchange_succeeds_with_every_hash_and_group() {
-    for group in Group::ALL {
+    for group in DhGroup::ALL {
         for hash in Hash::ALL {
             for mutual in [None, Some(secret(9))] {
                 let mut controller = controller(vec![secret(7)], Some(secret(9)));
                 let mut host = host(secret(7), mutual, group, hash);
-                assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+                assert_eq!(
+                    run(&mut host, &mut controller),
+                    (ExchangeProgress::Authenticated, Ok(()))
+                );
             }
             if group.value_bytes() > 512 {
                 // The large groups take a while without optimization.
@@ -156,8 +162,8 @@ fn exchange_succeeds_with_every_hash_and_group() {
 fn either_of_two_secrets_of_a_host_is_accepted() {
     for byte in [3, 4] {
         let mut controller = controller(vec![secret(3), secret(4)], None);
-        let mut host = host(secret(byte), None, Group::Null, Hash::Sha256);
-        assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+        let mut host = host(secret(byte), None, DhGroup::Null, Hash::Sha256);
+        assert_eq!(run(&mut host, &mut controller), (ExchangeProgress::Authenticated, Ok(())));
     }
 }
 
@@ -165,9 +171,9 @@ fn either_of_two_secrets_of_a_host_is_accepted() {
 fn wrong_host_secret_is_refused() {
     for secrets in [vec![], vec![secret(8)]] {
         let mut controller = controller(secrets, None);
-        let mut host = host(secret(7), None, Group::Ffdhe2048, Hash::Sha512);
+        let mut host = host(secret(7), None, DhGroup::Ffdhe2048, Hash::Sha512);
         let refused = Err(HostFailure::Refused(Explanation::Failed));
-        let failed = Progress::Failed(Explanation::Failed);
+        let failed = ExchangeProgress::Failed(Explanation::Failed);
         assert_eq!(run(&mut host, &mut controller), (failed, refused));
     }
 }
@@ -176,9 +182,9 @@ fn wrong_host_secret_is_refused() {
 fn controller_without_the_secret_is_not_trusted() {
     for own in [None, Some(secret(1))] {
         let mut controller = controller(vec![secret(7)], own);
-        let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
+        let mut host = host(secret(7), Some(secret(9)), DhGroup::Null, Hash::Sha256);
         let (progress, outcome) = run(&mut host, &mut controller);
-        assert_eq!(progress, Progress::Failed(Explanation::Failed));
+        assert_eq!(progress, ExchangeProgress::Failed(Explanation::Failed));
         assert!(outcome.is_err());
     }
 }
@@ -187,10 +193,10 @@ fn controller_without_the_secret_is_not_trusted() {
 #[test]
 fn success_without_the_wanted_proof_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
-    let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
+    let mut host = host(secret(7), Some(secret(9)), DhGroup::Null, Hash::Sha256);
     controller.send(&host.negotiate());
     host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()).unwrap();
-    let body = Body::Success1 { digest_bytes: 32, response: None };
+    let body = MessageBody::Success1 { digest_bytes: 32, response: None };
     let forged = Message { transaction: 77, body }.encode();
     assert!(matches!(host.fetched(&forged), Err(HostFailure::Distrusted { .. })));
 }
@@ -199,26 +205,27 @@ fn success_without_the_wanted_proof_is_refused() {
 #[test]
 fn reflected_challenge_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(7)));
-    let mut host = host(secret(7), Some(secret(7)), Group::Null, Hash::Sha256);
+    let mut host = host(secret(7), Some(secret(7)), DhGroup::Null, Hash::Sha256);
     controller.send(&host.negotiate());
     let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
     let Ok(HostStep::Reply(reply)) = host.fetched(&challenge) else { panic!("a reply") };
-    let Body::Challenge { challenge: c1, .. } = Message::parse(&challenge).unwrap().body else {
+    let MessageBody::Challenge { challenge: c1, .. } = Message::parse(&challenge).unwrap().body
+    else {
         panic!("a challenge")
     };
     let mut reply = Message::parse(&reply).unwrap();
-    let Body::Reply { challenge: c2, .. } = &mut reply.body else { panic!("a reply") };
+    let MessageBody::Reply { challenge: c2, .. } = &mut reply.body else { panic!("a reply") };
     *c2 = Some(c1);
     controller.send(&reply.encode());
     controller.fetch(MESSAGE_BYTES);
-    assert_eq!(controller.progress(), Progress::Failed(Explanation::Failed));
+    assert_eq!(controller.progress(), ExchangeProgress::Failed(Explanation::Failed));
 }
 
 /// The reply of one exchange is not valid in the next.
 #[test]
 fn replayed_reply_is_refused() {
     let mut first = controller(vec![secret(7)], None);
-    let mut host = host(secret(7), None, Group::Null, Hash::Sha256);
+    let mut host = host(secret(7), None, DhGroup::Null, Hash::Sha256);
     first.send(&host.negotiate());
     let challenge = first.fetch(MESSAGE_BYTES).unwrap();
     let Ok(HostStep::Reply(reply)) = host.fetched(&challenge) else { panic!("a reply") };
@@ -228,7 +235,7 @@ fn replayed_reply_is_refused() {
             host_secrets: vec![secret(7)],
             own_secret: None,
             hashes: Hash::ALL.into(),
-            groups: Group::ALL.into(),
+            groups: DhGroup::ALL.into(),
             concatenation: Concatenation::None,
         },
         randomness(3),
@@ -237,13 +244,13 @@ fn replayed_reply_is_refused() {
     second.fetch(MESSAGE_BYTES).unwrap();
     second.send(&reply);
     assert_eq!(second.fetch(MESSAGE_BYTES).map(|_| second.progress()), {
-        Some(Progress::Failed(Explanation::Failed))
+        Some(ExchangeProgress::Failed(Explanation::Failed))
     });
 }
 
 #[test]
 fn selection_outside_the_offer_is_refused() {
-    let host = |groups: Vec<Group>| {
+    let host = |groups: Vec<DhGroup>| {
         let options = ExchangeOptions {
             names: names(),
             secret: secret(7),
@@ -254,34 +261,34 @@ fn selection_outside_the_offer_is_refused() {
         };
         HostExchange::new(options, 77, randomness(2))
     };
-    let weak = Body::Challenge {
+    let weak = MessageBody::Challenge {
         hash: Hash::Sha384,
-        group: Group::Null,
+        group: DhGroup::Null,
         sequence: 1,
         challenge: vec![1; 48],
         public_value: vec![],
     };
     let bytes = Message { transaction: 77, body: weak }.encode();
-    let mut strict = host(vec![Group::Ffdhe2048]);
+    let mut strict = host(vec![DhGroup::Ffdhe2048]);
     assert!(matches!(
         strict.fetched(&bytes),
         Err(HostFailure::Distrusted { explanation: Explanation::GroupNotUsable, .. })
     ));
-    assert!(host(vec![Group::Null]).fetched(&bytes).is_ok());
+    assert!(host(vec![DhGroup::Null]).fetched(&bytes).is_ok());
     let mut controller = controller(vec![secret(7)], None);
     controller.send(&host(vec![]).negotiate());
     controller.fetch(MESSAGE_BYTES);
-    assert_eq!(controller.progress(), Progress::Failed(Explanation::GroupNotUsable));
+    assert_eq!(controller.progress(), ExchangeProgress::Failed(Explanation::GroupNotUsable));
 }
 
 #[test]
 fn fetch_with_small_buffer_keeps_message() {
     let mut controller = controller(vec![secret(7)], None);
-    let host = host(secret(7), None, Group::Null, Hash::Sha256);
+    let host = host(secret(7), None, DhGroup::Null, Hash::Sha256);
     assert_eq!(controller.fetch(MESSAGE_BYTES), None);
     controller.send(&host.negotiate());
     assert_eq!(controller.fetch(47), None);
-    assert_eq!(controller.progress(), Progress::AwaitsFetch);
+    assert_eq!(controller.progress(), ExchangeProgress::AwaitsFetch);
     assert_eq!(controller.fetch(48).map(|message| message.len()), Some(48));
 }
 
@@ -292,7 +299,7 @@ fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> HostExchan
         secret: secret(7),
         controller_secrets,
         hashes: hashes.into(),
-        groups: vec![Group::Null, Group::Ffdhe2048],
+        groups: vec![DhGroup::Null, DhGroup::Ffdhe2048],
         concatenation: Concatenation::NewPsk,
     };
     HostExchange::new(options, 77, randomness(2))
@@ -304,7 +311,7 @@ fn concatenation_gives_both_sides_the_same_psk() {
         let mut controller = controller(vec![secret(7)], Some(secret(9)));
         let mut host = concatenating(hashes, vec![secret(9)]);
         assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
-        assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+        assert_eq!(run(&mut host, &mut controller), (ExchangeProgress::Authenticated, Ok(())));
         let shown = format!("{controller:?} {host:?}");
         let psk = host.take_psk().expect("a PSK");
         let secret = format!("{:?}", psk.secret.as_slice());
@@ -315,8 +322,8 @@ fn concatenation_gives_both_sides_the_same_psk() {
         assert!(controller.has_proven());
     }
     let mut controller = controller(vec![secret(7)], None);
-    let mut plain = host(secret(7), None, Group::Ffdhe2048, Hash::Sha256);
-    assert_eq!(run(&mut plain, &mut controller), (Progress::Authenticated, Ok(())));
+    let mut plain = host(secret(7), None, DhGroup::Ffdhe2048, Hash::Sha256);
+    assert_eq!(run(&mut plain, &mut controller), (ExchangeProgress::Authenticated, Ok(())));
     assert_eq!((controller.take_psk(), plain.take_psk()), (None, None));
     assert!(!controller.has_proven());
 }
@@ -333,7 +340,7 @@ fn host_without_a_controller_key_does_not_concatenate() {
         explanation: Explanation::ConcatenationMismatch,
         final_reply: Message {
             transaction: 77,
-            body: Body::Failure2(Explanation::ConcatenationMismatch),
+            body: MessageBody::Failure2(Explanation::ConcatenationMismatch),
         }
         .encode(),
     };
@@ -350,11 +357,11 @@ fn linux_concatenates_without_a_proof_of_the_controller() {
         panic!("a reply")
     };
     let mut reply = Message::parse(&reply).unwrap();
-    let Body::Reply { sequence, .. } = &mut reply.body else { panic!() };
+    let MessageBody::Reply { sequence, .. } = &mut reply.body else { panic!() };
     *sequence = 0;
     controller.send(&reply.encode());
     let success = controller.fetch(MESSAGE_BYTES).unwrap();
-    assert_eq!(controller.progress(), Progress::Authenticated);
+    assert_eq!(controller.progress(), ExchangeProgress::Authenticated);
     assert!(controller.take_psk().is_some() && !controller.has_proven());
     // An attacker in between cannot do the same to our host.
     let refused = host.fetched(&success).unwrap_err();
@@ -366,20 +373,21 @@ fn linux_concatenates_without_a_proof_of_the_controller() {
 /// PSK.
 #[test]
 fn concatenation_with_null_group_or_sha512_is_refused() {
-    let negotiate = |concatenation, hashes: &[Hash], groups: &[Group]| {
+    let negotiate = |concatenation, hashes: &[Hash], groups: &[DhGroup]| {
         let mut controller = controller(vec![secret(7)], None);
-        let body = Body::Negotiate { concatenation, hashes: hashes.into(), groups: groups.into() };
+        let body =
+            MessageBody::Negotiate { concatenation, hashes: hashes.into(), groups: groups.into() };
         controller.send(&Message { transaction: 1, body }.encode());
         controller.progress()
     };
-    let mismatch = Progress::Failing(Explanation::ConcatenationMismatch);
+    let mismatch = ExchangeProgress::Failing(Explanation::ConcatenationMismatch);
     for kind in [1, 3, 4, 255] {
-        assert_eq!(negotiate(kind, &Hash::ALL, &Group::ALL), mismatch, "{kind}");
+        assert_eq!(negotiate(kind, &Hash::ALL, &DhGroup::ALL), mismatch, "{kind}");
     }
-    assert_eq!(negotiate(2, &Hash::ALL, &[Group::Null]), mismatch);
-    let no_hash = Progress::Failing(Explanation::HashNotUsable);
-    assert_eq!(negotiate(2, &[Hash::Sha512], &Group::ALL), no_hash);
-    assert_eq!(negotiate(2, &Hash::ALL, &Group::ALL), Progress::AwaitsFetch);
+    assert_eq!(negotiate(2, &Hash::ALL, &[DhGroup::Null]), mismatch);
+    let no_hash = ExchangeProgress::Failing(Explanation::HashNotUsable);
+    assert_eq!(negotiate(2, &[Hash::Sha512], &DhGroup::ALL), no_hash);
+    assert_eq!(negotiate(2, &Hash::ALL, &DhGroup::ALL), ExchangeProgress::AwaitsFetch);
 }
 
 /// An attacker in between removes SC_C (a downgrade to plain text), or drops C2.
@@ -388,7 +396,7 @@ fn altered_concatenation_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
     let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
     let mut downgraded = Message::parse(&host.negotiate()).unwrap();
-    let Body::Negotiate { concatenation, .. } = &mut downgraded.body else { panic!() };
+    let MessageBody::Negotiate { concatenation, .. } = &mut downgraded.body else { panic!() };
     *concatenation = 0;
     controller.send(&downgraded.encode());
     let refused = Err(HostFailure::Refused(Explanation::Failed));
@@ -406,10 +414,10 @@ fn altered_concatenation_is_refused() {
         panic!("a reply")
     };
     let mut reply = Message::parse(&reply).unwrap();
-    let Body::Reply { challenge, .. } = &mut reply.body else { panic!() };
+    let MessageBody::Reply { challenge, .. } = &mut reply.body else { panic!() };
     *challenge = None;
     controller.send(&reply.encode());
-    assert_eq!(controller.progress(), Progress::Failing(Explanation::IncorrectPayload));
+    assert_eq!(controller.progress(), ExchangeProgress::Failing(Explanation::IncorrectPayload));
 }
 
 /// A queue that cannot keep the PSK: its host has to learn that, and not that it has one.
@@ -418,16 +426,19 @@ fn refused_psk_is_a_failure_to_both_sides() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
     let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
     controller.refuse(Explanation::ConcatenationMismatch);
-    assert_eq!(controller.progress(), Progress::AwaitsHost);
+    assert_eq!(controller.progress(), ExchangeProgress::AwaitsHost);
     controller.send(&host.negotiate());
     assert_eq!(controller.asked_concatenation(), Some(2));
-    assert_eq!(controller.progress(), Progress::AwaitsFetch);
+    assert_eq!(controller.progress(), ExchangeProgress::AwaitsFetch);
     let reply = reply_to(&mut host, &controller.fetch(MESSAGE_BYTES).unwrap());
     assert!(!controller.offers_psk());
     controller.send(&reply);
     assert!(controller.offers_psk());
     controller.refuse(Explanation::ConcatenationMismatch);
-    assert_eq!(controller.progress(), Progress::Failing(Explanation::ConcatenationMismatch));
+    assert_eq!(
+        controller.progress(),
+        ExchangeProgress::Failing(Explanation::ConcatenationMismatch)
+    );
     let failure = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()).unwrap_err();
     assert_eq!(failure, HostFailure::Refused(Explanation::ConcatenationMismatch));
     assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
@@ -446,7 +457,7 @@ proptest! {
     #[test]
     fn altered_reply_fails_authentication(position in 0usize..80, flip in 1u8..=255) {
         let mut controller = controller(vec![secret(7)], Some(secret(9)));
-        let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
+        let mut host = host(secret(7), Some(secret(9)), DhGroup::Null, Hash::Sha256);
         controller.send(&host.negotiate());
         let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
         let Ok(HostStep::Reply(mut reply)) = host.fetched(&challenge) else { panic!("a reply") };
@@ -466,6 +477,6 @@ proptest! {
             controller.send(&message);
             let _ = controller.fetch(MESSAGE_BYTES);
         }
-        prop_assert_ne!(controller.progress(), Progress::Authenticated);
+        prop_assert_ne!(controller.progress(), ExchangeProgress::Authenticated);
     }
 }

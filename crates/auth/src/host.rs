@@ -6,9 +6,9 @@ use subtle::ConstantTimeEq;
 
 use crate::concatenation::{self, Concatenation};
 use crate::controller::Randomness;
-use crate::group::Group;
+use crate::group::DhGroup;
 use crate::hash::{Digest64, Hash};
-use crate::message::{Body, Explanation, Message};
+use crate::message::{Explanation, Message, MessageBody};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
 use crate::tls::Psk;
@@ -26,7 +26,7 @@ pub struct ExchangeOptions {
     /// Offered hash functions.
     pub hashes: Vec<Hash>,
     /// Offered groups, the preferred first.
-    pub groups: Vec<Group>,
+    pub groups: Vec<DhGroup>,
     /// Requested PSK. Needs controller secrets, and excludes SHA-512 and the null group.
     pub concatenation: Concatenation,
 }
@@ -91,7 +91,7 @@ impl HostExchange {
 
     /// The first message.
     pub fn negotiate(&self) -> Vec<u8> {
-        self.encode(Body::Negotiate {
+        self.encode(MessageBody::Negotiate {
             concatenation: self.options.concatenation.id(),
             hashes: self.options.hashes.clone(),
             groups: self.options.groups.clone(),
@@ -113,7 +113,7 @@ impl HostExchange {
     pub fn fetched(&mut self, bytes: &[u8]) -> Result<HostStep, HostFailure> {
         let state = mem::replace(&mut self.state, State::Ended);
         let message = Message::parse(bytes).map_err(|explanation| self.distrust(explanation))?;
-        if let Body::Failure1(explanation) = message.body {
+        if let MessageBody::Failure1(explanation) = message.body {
             return Err(HostFailure::Refused(explanation));
         }
         let next = self.next(state, message);
@@ -129,7 +129,7 @@ impl HostExchange {
         match (state, message.body) {
             (
                 State::AwaitChallenge,
-                Body::Challenge { hash, group, sequence, challenge, public_value },
+                MessageBody::Challenge { hash, group, sequence, challenge, public_value },
             ) => {
                 // The controller may select only offered functions.
                 if !self.options.hashes.contains(&hash) {
@@ -142,7 +142,7 @@ impl HostExchange {
             }
             (
                 State::AwaitSuccess { expected, digest_bytes, psk },
-                Body::Success1 { digest_bytes: theirs, response },
+                MessageBody::Success1 { digest_bytes: theirs, response },
             ) => {
                 if usize::from(theirs) != digest_bytes {
                     return Err(Explanation::HashNotUsable);
@@ -157,7 +157,7 @@ impl HostExchange {
                 if !known {
                     return Err(Explanation::Failed);
                 }
-                let final_reply = self.encode(Body::Success2);
+                let final_reply = self.encode(MessageBody::Success2);
                 Ok((State::Authenticated(psk), HostStep::Authenticated(Some(final_reply))))
             }
             _ => Err(Explanation::IncorrectMessage),
@@ -167,7 +167,7 @@ impl HostExchange {
     fn answer(
         &self,
         hash: Hash,
-        group: Group,
+        group: DhGroup,
         sequence: u32,
         challenge: &[u8],
         public_value: &[u8],
@@ -202,7 +202,7 @@ impl HostExchange {
         if psk.is_some() && !mutual {
             return Err(Explanation::ConcatenationMismatch);
         }
-        let reply = self.encode(Body::Reply {
+        let reply = self.encode(MessageBody::Reply {
             response,
             challenge: mutual.then(|| own_challenge.to_vec()),
             sequence: if mutual { own_sequence } else { 0 },
@@ -212,14 +212,14 @@ impl HostExchange {
         Ok((State::AwaitSuccess { expected, digest_bytes, psk }, HostStep::Reply(reply)))
     }
 
-    fn encode(&self, body: Body) -> Vec<u8> {
+    fn encode(&self, body: MessageBody) -> Vec<u8> {
         Message { transaction: self.transaction, body }.encode()
     }
 
     fn distrust(&self, explanation: Explanation) -> HostFailure {
         HostFailure::Distrusted {
             explanation,
-            final_reply: self.encode(Body::Failure2(explanation)),
+            final_reply: self.encode(MessageBody::Failure2(explanation)),
         }
     }
 }

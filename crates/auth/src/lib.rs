@@ -29,8 +29,8 @@ mod exchange_tests;
 mod relay_tests;
 
 pub use concatenation::Concatenation;
-pub use controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
-pub use group::Group;
+pub use controller::{ControllerExchange, ControllerOptions, ExchangeProgress, Randomness};
+pub use group::DhGroup;
 pub use hash::Hash;
 pub use host::{HostExchange, HostFailure, HostStep};
 pub use message::{Explanation, Message};

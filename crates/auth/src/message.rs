@@ -3,7 +3,7 @@
 //! Invariant: [`Message::parse`] accepts every output of [`Message::encode`]; lengths inside a
 //! message are checked against its bytes before they are used.
 
-use crate::group::Group;
+use crate::group::DhGroup;
 use crate::hash::Hash;
 
 /// Largest message: room for a reply with the longest digest and group, and for a negotiation with
@@ -62,12 +62,12 @@ pub struct Message {
     /// Transaction identifier, chosen by the host.
     pub transaction: u16,
     /// Content.
-    pub body: Body,
+    pub body: MessageBody,
 }
 
 /// Content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum MessageBody {
     /// AUTH_Negotiate, from the host: its offers, the preferred first.
     Negotiate {
         /// SC_C, as received: see [`Concatenation`](crate::Concatenation).
@@ -75,14 +75,14 @@ pub enum Body {
         /// Hash functions; unknown ones are left out.
         hashes: Vec<Hash>,
         /// Groups; unknown ones are left out.
-        groups: Vec<Group>,
+        groups: Vec<DhGroup>,
     },
     /// DH-HMAC-CHAP_Challenge, from the controller.
     Challenge {
         /// Selected hash function.
         hash: Hash,
         /// Selected group.
-        group: Group,
+        group: DhGroup,
         /// S1.
         sequence: u32,
         /// C1, as long as a digest.
@@ -142,18 +142,18 @@ impl Message {
     /// Bytes of the message.
     pub fn encode(&self) -> Vec<u8> {
         let (auth_type, auth_id) = match &self.body {
-            Body::Negotiate { .. } => (COMMON, id::NEGOTIATE),
-            Body::Challenge { .. } => (DH_HMAC_CHAP, id::CHALLENGE),
-            Body::Reply { .. } => (DH_HMAC_CHAP, id::REPLY),
-            Body::Success1 { .. } => (DH_HMAC_CHAP, id::SUCCESS1),
-            Body::Success2 => (DH_HMAC_CHAP, id::SUCCESS2),
-            Body::Failure1(_) => (COMMON, id::FAILURE1),
-            Body::Failure2(_) => (COMMON, id::FAILURE2),
+            MessageBody::Negotiate { .. } => (COMMON, id::NEGOTIATE),
+            MessageBody::Challenge { .. } => (DH_HMAC_CHAP, id::CHALLENGE),
+            MessageBody::Reply { .. } => (DH_HMAC_CHAP, id::REPLY),
+            MessageBody::Success1 { .. } => (DH_HMAC_CHAP, id::SUCCESS1),
+            MessageBody::Success2 => (DH_HMAC_CHAP, id::SUCCESS2),
+            MessageBody::Failure1(_) => (COMMON, id::FAILURE1),
+            MessageBody::Failure2(_) => (COMMON, id::FAILURE2),
         };
         let [low, high] = self.transaction.to_le_bytes();
         let mut bytes = vec![auth_type, auth_id, 0, 0, low, high];
         match &self.body {
-            Body::Negotiate { concatenation, hashes, groups } => {
+            MessageBody::Negotiate { concatenation, hashes, groups } => {
                 let (hashes, groups) = (
                     &hashes[..hashes.len().min(LIST_BYTES)],
                     &groups[..groups.len().min(LIST_BYTES)],
@@ -166,14 +166,14 @@ impl Message {
                 bytes.extend(groups.iter().map(|group| group.id()));
                 bytes.resize(list + 2 * LIST_BYTES, 0);
             }
-            Body::Challenge { hash, group, sequence, challenge, public_value } => {
+            MessageBody::Challenge { hash, group, sequence, challenge, public_value } => {
                 bytes.extend([challenge.len() as u8, 0, hash.id(), group.id()]);
                 bytes.extend((public_value.len() as u16).to_le_bytes());
                 bytes.extend(sequence.to_le_bytes());
                 bytes.extend(challenge);
                 bytes.extend(public_value);
             }
-            Body::Reply { response, challenge, sequence, public_value } => {
+            MessageBody::Reply { response, challenge, sequence, public_value } => {
                 bytes.extend([response.len() as u8, 0, u8::from(challenge.is_some()), 0]);
                 bytes.extend((public_value.len() as u16).to_le_bytes());
                 bytes.extend(sequence.to_le_bytes());
@@ -184,13 +184,13 @@ impl Message {
                 }
                 bytes.extend(public_value);
             }
-            Body::Success1 { digest_bytes, response } => {
+            MessageBody::Success1 { digest_bytes, response } => {
                 bytes.extend([*digest_bytes, 0, u8::from(response.is_some())]);
                 bytes.resize(16, 0);
                 bytes.extend(response.iter().flatten());
             }
-            Body::Success2 => bytes.resize(16, 0),
-            Body::Failure1(explanation) | Body::Failure2(explanation) => {
+            MessageBody::Success2 => bytes.resize(16, 0),
+            MessageBody::Failure1(explanation) | MessageBody::Failure2(explanation) => {
                 bytes.extend([REASON, *explanation as u8]);
             }
         }
@@ -209,16 +209,16 @@ impl Message {
             (DH_HMAC_CHAP, id::CHALLENGE) => challenge(&mut fields)?,
             (DH_HMAC_CHAP, id::REPLY) => reply(&mut fields)?,
             (DH_HMAC_CHAP, id::SUCCESS1) => success1(&mut fields)?,
-            (DH_HMAC_CHAP, id::SUCCESS2) => Body::Success2,
-            (COMMON, id::FAILURE1) => Body::Failure1(explanation(&mut fields)?),
-            (COMMON, id::FAILURE2) => Body::Failure2(explanation(&mut fields)?),
+            (DH_HMAC_CHAP, id::SUCCESS2) => MessageBody::Success2,
+            (COMMON, id::FAILURE1) => MessageBody::Failure1(explanation(&mut fields)?),
+            (COMMON, id::FAILURE2) => MessageBody::Failure2(explanation(&mut fields)?),
             _ => return Err(Explanation::IncorrectMessage),
         };
         Ok(Self { transaction: u16::from_le_bytes([low, high]), body })
     }
 }
 
-fn negotiate(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
+fn negotiate(fields: &mut Fields<'_>) -> Result<MessageBody, Explanation> {
     let [concatenation, descriptors] = fields.array()?;
     for _ in 0..descriptors {
         let mut descriptor = Fields(fields.take(DESCRIPTOR_BYTES)?);
@@ -231,26 +231,26 @@ fn negotiate(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
         let hash_ids = hash_ids.get(..usize::from(hashes)).ok_or(Explanation::IncorrectPayload)?;
         let group_ids =
             group_ids.get(..usize::from(groups)).ok_or(Explanation::IncorrectPayload)?;
-        return Ok(Body::Negotiate {
+        return Ok(MessageBody::Negotiate {
             concatenation,
             hashes: hash_ids.iter().filter_map(|&id| Hash::from_id(id)).collect(),
-            groups: group_ids.iter().filter_map(|&id| Group::from_id(id)).collect(),
+            groups: group_ids.iter().filter_map(|&id| DhGroup::from_id(id)).collect(),
         });
     }
     Err(Explanation::ProtocolNotUsable)
 }
 
-fn challenge(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
+fn challenge(fields: &mut Fields<'_>) -> Result<MessageBody, Explanation> {
     let [digest_bytes, _, hash, group, low, high, s0, s1, s2, s3] = fields.array()?;
     let hash = Hash::from_id(hash).ok_or(Explanation::HashNotUsable)?;
-    let group = Group::from_id(group).ok_or(Explanation::GroupNotUsable)?;
+    let group = DhGroup::from_id(group).ok_or(Explanation::GroupNotUsable)?;
     if usize::from(digest_bytes) != hash.digest_bytes() {
         return Err(Explanation::HashNotUsable);
     }
     if usize::from(u16::from_le_bytes([low, high])) != group.value_bytes() {
         return Err(Explanation::GroupNotUsable);
     }
-    Ok(Body::Challenge {
+    Ok(MessageBody::Challenge {
         hash,
         group,
         sequence: u32::from_le_bytes([s0, s1, s2, s3]),
@@ -259,13 +259,13 @@ fn challenge(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
     })
 }
 
-fn reply(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
+fn reply(fields: &mut Fields<'_>) -> Result<MessageBody, Explanation> {
     let [digest_bytes, _, challenge_valid, _, low, high, s0, s1, s2, s3] = fields.array()?;
     let digest_bytes = digest(digest_bytes)?;
     let response = fields.take(digest_bytes)?.to_vec();
     let challenge = fields.take(digest_bytes)?.to_vec();
     let public_value = fields.take(usize::from(u16::from_le_bytes([low, high])))?.to_vec();
-    Ok(Body::Reply {
+    Ok(MessageBody::Reply {
         response,
         challenge: flag(challenge_valid)?.then_some(challenge),
         sequence: u32::from_le_bytes([s0, s1, s2, s3]),
@@ -273,14 +273,14 @@ fn reply(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
     })
 }
 
-fn success1(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
+fn success1(fields: &mut Fields<'_>) -> Result<MessageBody, Explanation> {
     let [digest_bytes, _, response_valid, ..]: [u8; 10] = fields.array()?;
     let bytes = digest(digest_bytes)?;
     let response = match flag(response_valid)? {
         true => Some(fields.take(bytes)?.to_vec()),
         false => None,
     };
-    Ok(Body::Success1 { digest_bytes, response })
+    Ok(MessageBody::Success1 { digest_bytes, response })
 }
 
 fn explanation(fields: &mut Fields<'_>) -> Result<Explanation, Explanation> {
@@ -325,10 +325,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn body() -> impl Strategy<Value = Body> {
+    fn body() -> impl Strategy<Value = MessageBody> {
         let bytes = |count: usize| prop::collection::vec(any::<u8>(), count);
         let hash = (0..3usize).prop_map(|index| Hash::ALL[index]);
-        let group = (0..6usize).prop_map(|index| Group::ALL[index]);
+        let group = (0..6usize).prop_map(|index| DhGroup::ALL[index]);
         let explanation = (0..7usize).prop_map(|index| Explanation::ALL[index]);
         prop_oneof![
             (
@@ -336,7 +336,7 @@ mod tests {
                 prop::collection::vec(hash.clone(), 0..4),
                 prop::collection::vec(group.clone(), 0..7)
             )
-                .prop_map(|(concatenation, hashes, groups)| Body::Negotiate {
+                .prop_map(|(concatenation, hashes, groups)| MessageBody::Negotiate {
                     concatenation,
                     hashes,
                     groups
@@ -347,14 +347,14 @@ mod tests {
                     bytes(group.value_bytes())
                 )
                     .prop_map(move |(challenge, public_value)| {
-                        Body::Challenge { hash, group, sequence, challenge, public_value }
+                        MessageBody::Challenge { hash, group, sequence, challenge, public_value }
                     })
             ),
             (hash.clone(), group, any::<u32>(), any::<bool>()).prop_flat_map(
                 move |(hash, group, sequence, mutual)| {
                     let digest = hash.digest_bytes();
                     (bytes(digest), bytes(digest), bytes(group.value_bytes())).prop_map(
-                        move |(response, challenge, public_value)| Body::Reply {
+                        move |(response, challenge, public_value)| MessageBody::Reply {
                             response,
                             challenge: mutual.then_some(challenge),
                             sequence,
@@ -364,14 +364,14 @@ mod tests {
                 }
             ),
             (hash, any::<bool>()).prop_flat_map(move |(hash, valid)| {
-                bytes(hash.digest_bytes()).prop_map(move |response| Body::Success1 {
+                bytes(hash.digest_bytes()).prop_map(move |response| MessageBody::Success1 {
                     digest_bytes: hash.digest_bytes() as u8,
                     response: valid.then_some(response),
                 })
             }),
-            Just(Body::Success2),
-            explanation.clone().prop_map(Body::Failure1),
-            explanation.prop_map(Body::Failure2),
+            Just(MessageBody::Success2),
+            explanation.clone().prop_map(MessageBody::Failure1),
+            explanation.prop_map(MessageBody::Failure2),
         ]
     }
 

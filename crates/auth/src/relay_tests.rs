@@ -4,18 +4,18 @@
 //! `exchange_tests` covers altered SC_C and challenges.
 
 use crate::concatenation::Concatenation;
-use crate::controller::{ControllerExchange, ControllerOptions, Progress};
+use crate::controller::{ControllerExchange, ControllerOptions, ExchangeProgress};
 use crate::exchange_tests::{names, randomness, secret};
-use crate::group::Group;
+use crate::group::DhGroup;
 use crate::hash::Hash;
 use crate::host::{ExchangeOptions, HostExchange, HostFailure, HostStep};
-use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
+use crate::message::{Explanation, MESSAGE_BYTES, Message, MessageBody};
 use crate::response::Names;
 
 const TRANSACTION: u16 = 77;
 
 /// Number `seed` of the hosts of one name, which all have the same secrets.
-fn host(seed: u8, names: Names, groups: &[Group]) -> HostExchange {
+fn host(seed: u8, names: Names, groups: &[DhGroup]) -> HostExchange {
     let options = ExchangeOptions {
         names,
         secret: secret(7),
@@ -33,7 +33,7 @@ fn controller(seed: u8, names: Names) -> ControllerExchange {
         host_secrets: vec![secret(7)],
         own_secret: Some(secret(9)),
         hashes: Hash::ALL.into(),
-        groups: Group::ALL.into(),
+        groups: DhGroup::ALL.into(),
         concatenation: Concatenation::NewPsk,
     };
     ControllerExchange::new(options, randomness(seed))
@@ -60,7 +60,7 @@ struct Exchange {
 
 impl Exchange {
     /// Up to the challenge, with a host that offers these groups.
-    fn challenged(seed: u8, groups: &[Group]) -> Exchange {
+    fn challenged(seed: u8, groups: &[DhGroup]) -> Exchange {
         let mut controller = controller(seed, names());
         let host = host(seed + 100, names(), groups);
         controller.send(&host.negotiate());
@@ -77,7 +77,8 @@ impl Exchange {
     /// The Diffie-Hellman value in the message.
     fn value(&mut self) -> &mut Vec<u8> {
         match &mut self.message.body {
-            Body::Challenge { public_value, .. } | Body::Reply { public_value, .. } => public_value,
+            MessageBody::Challenge { public_value, .. }
+            | MessageBody::Reply { public_value, .. } => public_value,
             other => panic!("a challenge or a reply: {other:?}"),
         }
     }
@@ -86,7 +87,7 @@ impl Exchange {
     fn gives_no_psk(mut self) {
         self.controller.send(&self.message.encode());
         assert!(
-            matches!(self.controller.progress(), Progress::Failing(_)),
+            matches!(self.controller.progress(), ExchangeProgress::Failing(_)),
             "{:?}",
             self.controller
         );
@@ -99,7 +100,7 @@ impl Exchange {
 /// A host and its controller compute different session keys, and responses cover these.
 #[test]
 fn controller_values_swapped_between_exchanges_give_no_psk() {
-    let [mut one, mut other] = [1, 2].map(|seed| Exchange::challenged(seed, &[Group::Ffdhe2048]));
+    let [mut one, mut other] = [1, 2].map(|seed| Exchange::challenged(seed, &[DhGroup::Ffdhe2048]));
     assert_ne!(one.value(), other.value());
     std::mem::swap(one.value(), other.value());
     one.replied().gives_no_psk();
@@ -109,15 +110,15 @@ fn controller_values_swapped_between_exchanges_give_no_psk() {
 /// A Diffie-Hellman value of the attacker, who knows its exponent, gives no PSK either.
 #[test]
 fn controller_value_of_an_attacker_gives_no_psk() {
-    let mut one = Exchange::challenged(1, &[Group::Ffdhe2048]);
-    *one.value() = Group::Ffdhe2048.public_value(&[0x33; 64]);
+    let mut one = Exchange::challenged(1, &[DhGroup::Ffdhe2048]);
+    *one.value() = DhGroup::Ffdhe2048.public_value(&[0x33; 64]);
     one.replied().gives_no_psk();
 }
 
 #[test]
 fn host_values_swapped_between_exchanges_give_no_psk() {
     let [mut one, mut other] =
-        [1, 2].map(|seed| Exchange::challenged(seed, &[Group::Ffdhe2048]).replied());
+        [1, 2].map(|seed| Exchange::challenged(seed, &[DhGroup::Ffdhe2048]).replied());
     assert_ne!(one.value(), other.value());
     std::mem::swap(one.value(), other.value());
     one.gives_no_psk();
@@ -127,7 +128,7 @@ fn host_values_swapped_between_exchanges_give_no_psk() {
 /// Whole challenges are swapped, with their groups: each host gets a group that it did not offer.
 #[test]
 fn challenges_swapped_between_groups_are_refused() {
-    let groups = [Group::Ffdhe2048, Group::Ffdhe3072];
+    let groups = [DhGroup::Ffdhe2048, DhGroup::Ffdhe3072];
     let [mut one, mut other] = [1, 2].map(|at: u8| {
         let offered = [groups[usize::from(at) - 1]];
         Exchange::challenged(at, &offered)
@@ -138,7 +139,10 @@ fn challenges_swapped_between_groups_are_refused() {
         let HostFailure::Distrusted { explanation, final_reply } = refused else { panic!() };
         assert_eq!(explanation, Explanation::GroupNotUsable);
         exchange.controller.send(&final_reply);
-        assert_eq!(exchange.controller.progress(), Progress::Failed(Explanation::GroupNotUsable));
+        assert_eq!(
+            exchange.controller.progress(),
+            ExchangeProgress::Failed(Explanation::GroupNotUsable)
+        );
         assert_eq!((exchange.controller.take_psk(), exchange.host.take_psk()), (None, None));
     }
 }
@@ -146,9 +150,11 @@ fn challenges_swapped_between_groups_are_refused() {
 /// A host that has offered both groups accepts the other exchange's challenge.
 #[test]
 fn group_altered_in_between_gives_no_psk() {
-    let groups = [Group::Ffdhe2048, Group::Ffdhe3072];
+    let groups = [DhGroup::Ffdhe2048, DhGroup::Ffdhe3072];
     let mut one = Exchange::challenged(1, &groups);
-    let Body::Challenge { group, public_value, .. } = &mut one.message.body else { panic!() };
+    let MessageBody::Challenge { group, public_value, .. } = &mut one.message.body else {
+        panic!()
+    };
     assert_eq!(*group, groups[0]);
     (*group, *public_value) = (groups[1], groups[1].public_value(&[0x33; 64]));
     one.replied().gives_no_psk();
@@ -157,16 +163,18 @@ fn group_altered_in_between_gives_no_psk() {
 /// Without a group, an attacker in between would know the PSK.
 #[test]
 fn null_group_set_in_between_is_refused() {
-    let mut one = Exchange::challenged(1, &[Group::Null, Group::Ffdhe2048]);
-    let Body::Challenge { group, public_value, .. } = &mut one.message.body else { panic!() };
-    (*group, *public_value) = (Group::Null, Vec::new());
+    let mut one = Exchange::challenged(1, &[DhGroup::Null, DhGroup::Ffdhe2048]);
+    let MessageBody::Challenge { group, public_value, .. } = &mut one.message.body else {
+        panic!()
+    };
+    (*group, *public_value) = (DhGroup::Null, Vec::new());
     assert!(one.host.fetched(&one.message.encode()).is_err());
     assert_eq!(one.host.take_psk(), None);
 }
 
 /// Runs an exchange in which both sides know each other by these names.
 fn succeed(host_names: Names, controller_names: Names) -> Result<crate::tls::Psk, HostFailure> {
-    let mut host = host(101, host_names, &[Group::Ffdhe2048]);
+    let mut host = host(101, host_names, &[DhGroup::Ffdhe2048]);
     let mut controller = controller(1, controller_names);
     controller.send(&host.negotiate());
     let reply = reply_to(&mut host, &fetch(&mut controller));

@@ -13,7 +13,7 @@ use crate::stats::{
     ConfidenceInterval, coefficient_of_variation_percent, mann_whitney, median, median_interval,
     median_ratio_interval, shown_percent,
 };
-use crate::table::{Table, cell};
+use crate::table::{Table, UNKNOWN, cell};
 
 /// Significance level: a smaller p-value counts as a difference.
 pub(crate) const SIGNIFICANT: f64 = 0.05;
@@ -271,7 +271,7 @@ impl Comparison {
         for row in &self.jobs {
             let first = row.values(0, figure);
             let base = RepeatedFigure::new(first.clone());
-            let absent = || "-".to_owned();
+            let absent = || UNKNOWN.to_owned();
             let text =
                 |of: &Option<RepeatedFigure>| of.as_ref().map_or_else(absent, |of| of.text(figure));
             let mut cells = vec![row.job.clone(), text(&base)];
@@ -379,7 +379,7 @@ impl Comparison {
 
 fn ratio(cell: &RepeatedFigure, base: &RepeatedFigure) -> String {
     if base.median <= 0.0 {
-        return "-".to_owned();
+        return UNKNOWN.to_owned();
     }
     let text = format!("{:.3}", cell.median / base.median);
     match median_ratio_interval(&cell.values, &base.values) {

@@ -34,10 +34,36 @@ pub struct Environment {
     pub disks: BTreeMap<String, DiskRecord>,
 }
 
+/// What a benchmark accesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskKind {
+    /// A block device of this machine.
+    Device,
+    /// A file, or a path that cannot be inspected.
+    File,
+    /// A volume of a server.
+    Served,
+    /// Not recorded, or recorded by a later version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl DiskKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            DiskKind::Device => "device",
+            DiskKind::File => "file",
+            DiskKind::Served => "served",
+            DiskKind::Unknown => "unknown",
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskRecord {
-    /// `device`, `file` or `served`.
-    pub kind: String,
+    pub kind: DiskKind,
     pub size_bytes: Option<u64>,
     /// Driver of a served disk, with the reason for the choice.
     #[serde(default)]
@@ -109,17 +135,17 @@ fn field(text: &str, name: &str) -> Option<String> {
 }
 
 pub(crate) fn disk(place: &DiskAddress) -> DiskRecord {
-    let served = || DiskRecord { kind: "served".to_owned(), ..DiskRecord::default() };
+    let served = || DiskRecord { kind: DiskKind::Served, ..DiskRecord::default() };
     let Some(path) = place.path() else { return served() };
     let Ok(metadata) = std::fs::metadata(path) else {
-        return DiskRecord { kind: "file".to_owned(), ..DiskRecord::default() };
+        return DiskRecord { kind: DiskKind::File, ..DiskRecord::default() };
     };
     let is_device = metadata.file_type().is_block_device();
     let number = if is_device { metadata.rdev() } else { metadata.dev() };
     let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     let sysfs = whole_disk(&format!("/sys/dev/block/{number}"));
     let mut disk = DiskRecord {
-        kind: if is_device { "device" } else { "file" }.to_owned(),
+        kind: if is_device { DiskKind::Device } else { DiskKind::File },
         size_bytes: crate::os::size_of(path).ok(),
         mount: if is_device { None } else { mount_of(&number) },
         ..DiskRecord::default()
@@ -160,10 +186,19 @@ mod tests {
         let served: BenchTarget = "nbd://h/e".parse().unwrap();
         let found = record(&[target, served], None);
         assert!(found.kernel.starts_with("Linux ") && found.cpus > 0 && found.memory_bytes > 0);
-        assert_eq!(found.disks["nbd://h/e"].kind, "served");
+        assert_eq!(found.disks["nbd://h/e"].kind, DiskKind::Served);
         let disk = &found.disks[file.path().to_str().unwrap()];
-        assert_eq!((disk.kind.as_str(), disk.size_bytes), ("file", Some(1000)));
+        assert_eq!((disk.kind, disk.size_bytes), (DiskKind::File, Some(1000)));
         let text = serde_json::to_string(&found).unwrap();
         assert_eq!(serde_json::from_str::<Environment>(&text).unwrap(), found);
+    }
+
+    #[test]
+    fn unknown_disk_kinds_are_read() {
+        for kind in ["", "tape"] {
+            let text = format!(r#"{{"kind": "{kind}", "queue": {{}}}}"#);
+            let disk: DiskRecord = serde_json::from_str(&text).unwrap();
+            assert_eq!(disk, DiskRecord::default());
+        }
     }
 }

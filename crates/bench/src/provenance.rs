@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::environment::{DiskRecord, Environment};
+use crate::environment::{DiskKind, DiskRecord, Environment};
 use crate::target::BenchTarget;
 
 #[derive(
@@ -67,12 +67,12 @@ impl Provenance {
                 || mount.starts_with("ramfs ");
         // The model of a disk attached over NVMe/TCP names its server.
         let is_ours = disk.model.as_deref().is_some_and(|model| model.starts_with("Flagstone"));
-        match disk.kind.as_str() {
+        match disk.kind {
             _ if in_memory => Provenance::Memory,
-            "served" => Provenance::Served,
+            DiskKind::Served => Provenance::Served,
             _ if is_ours || device.starts_with("nbd") => Provenance::Served,
-            "device" | "file" => Provenance::Real,
-            _ => Provenance::Unknown,
+            DiskKind::Device | DiskKind::File => Provenance::Real,
+            DiskKind::Unknown => Provenance::Unknown,
         }
     }
 
@@ -103,10 +103,10 @@ pub struct Origin {
 mod tests {
     use super::*;
 
-    fn disk(kind: &str, device: &str, model: &str, mount: &str) -> DiskRecord {
+    fn disk(kind: DiskKind, device: &str, model: &str, mount: &str) -> DiskRecord {
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         DiskRecord {
-            kind: kind.to_owned(),
+            kind,
             device: text(device),
             model: text(model),
             mount: text(mount),
@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn provenance_of_disk_kinds() {
         for (found, provenance) in [
-            (disk("device", "nvme0n1", "Samsung", ""), Provenance::Real),
-            (disk("file", "sda", "", "ext4 rw"), Provenance::Real),
-            (disk("file", "", "", "tmpfs rw"), Provenance::Memory),
-            (disk("device", "zram0", "", ""), Provenance::Memory),
-            (disk("device", "nvme1n1", "Flagstone", ""), Provenance::Served),
-            (disk("device", "nbd0", "", ""), Provenance::Served),
-            (disk("served", "", "", ""), Provenance::Served),
-            (disk("", "", "", ""), Provenance::Unknown),
+            (disk(DiskKind::Device, "nvme0n1", "Samsung", ""), Provenance::Real),
+            (disk(DiskKind::File, "sda", "", "ext4 rw"), Provenance::Real),
+            (disk(DiskKind::File, "", "", "tmpfs rw"), Provenance::Memory),
+            (disk(DiskKind::Device, "zram0", "", ""), Provenance::Memory),
+            (disk(DiskKind::Device, "nvme1n1", "Flagstone", ""), Provenance::Served),
+            (disk(DiskKind::Device, "nbd0", "", ""), Provenance::Served),
+            (disk(DiskKind::Served, "", "", ""), Provenance::Served),
+            (disk(DiskKind::Unknown, "", "", ""), Provenance::Unknown),
         ] {
             assert_eq!(Provenance::of_disk(&found, None), provenance, "{found:?}");
             let stated = Origin { provenance: Provenance::Emulated, stack: String::new() };
@@ -136,12 +136,12 @@ mod tests {
     fn target_has_provenance_of_least_real_disk() {
         let target: BenchTarget = "x=/a,/b".parse().unwrap();
         let mut environment = Environment::default();
-        environment.disks.insert("/a".to_owned(), disk("device", "sda", "", ""));
+        environment.disks.insert("/a".to_owned(), disk(DiskKind::Device, "sda", "", ""));
         assert_eq!(
             Provenance::of_target(&target, &environment, &BTreeMap::new()),
             Provenance::Unknown
         );
-        environment.disks.insert("/b".to_owned(), disk("device", "sdb", "", ""));
+        environment.disks.insert("/b".to_owned(), disk(DiskKind::Device, "sdb", "", ""));
         assert_eq!(
             Provenance::of_target(&target, &environment, &BTreeMap::new()),
             Provenance::Real

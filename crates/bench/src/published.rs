@@ -7,7 +7,7 @@ use flagstone_units::{format_block_size, grouped};
 
 use crate::compare::{ComparedMetric, Comparison, JobRow};
 use crate::job::AccessPattern;
-use crate::table::{Table, cell};
+use crate::table::{Table, UNKNOWN, cell, is_known};
 
 fn tables() -> BTreeMap<String, Table> {
     toml_edit::de::from_str(include_str!("published.toml")).expect("a test reads it")
@@ -60,7 +60,7 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
                 cells.extend(thousands(found.copied(), other));
             }
             // A row without any result is omitted.
-            if cells[1..].iter().any(|cell| cell != "-") {
+            if cells[1..].iter().any(|cell| is_known(cell)) {
                 table.rows.push(cells);
             }
         }
@@ -77,7 +77,7 @@ fn thousands(row: Option<&JobRow>, other: usize) -> [String; 3] {
     let (first, other) = (iops(0), iops(other));
     let share = match (first, other) {
         (Some(first), Some(other)) if first > 0.0 => format!("{:.0} %", 100.0 * other / first),
-        _ => "-".to_owned(),
+        _ => UNKNOWN.to_owned(),
     };
     [text(first), text(other), share]
 }

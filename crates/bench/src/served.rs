@@ -10,7 +10,7 @@ use flagstone_config::device_spec::DeviceSpec;
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::time::timeout;
 use flagstone_runtime::{RuntimeConfig, buf, random_u64, run as run_cores, spawn};
-use flagstone_stack::{OpenOptions, find_data, open_device};
+use flagstone_stack::{DataSearch, OpenOptions, find_data, open_device};
 
 use crate::error::Error;
 use crate::precondition::{SAMPLE_BYTES, places};
@@ -40,8 +40,9 @@ pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
 pub fn data_of(name: &str) -> Option<String> {
     let options =
         OpenOptions { read_only: true, block_bytes: None, queues: None, queue_depth: None };
-    let found =
-        on("it cannot be looked into", name, &options, async |device| find_data(&device).await);
+    let found = on("it cannot be looked into", name, &options, async |device| {
+        find_data(&device).await.map(DataSearch::found)
+    });
     found.unwrap_or_else(|error| Some(error.to_string()))
 }
 

@@ -6,7 +6,7 @@ use crate::compare::{Comparison, median_of};
 use crate::measurement::are_enough;
 use crate::results::ResultRecord;
 use crate::stats::{coefficient_of_variation_percent, median};
-use crate::table::{Table, cell};
+use crate::table::{Table, UNKNOWN, cell, is_known};
 
 impl Comparison {
     /// One row for each job, with the medians of each target.
@@ -39,7 +39,7 @@ impl Comparison {
                 let ios =
                     median_of(records, |r| Some(r.measurement.total.ios as f64)).unwrap_or(0.0);
                 let rare = |percent, pick: fn(&ResultRecord) -> Option<f64>| match ios {
-                    ios if ios > 0.0 && !are_enough(ios, percent) => "-".to_owned(),
+                    ios if ios > 0.0 && !are_enough(ios, percent) => UNKNOWN.to_owned(),
                     _ => ms(pick),
                 };
                 let iops: Vec<f64> = records.iter().map(|record| record.iops).collect();
@@ -86,11 +86,11 @@ impl Comparison {
                 let all = [
                     text(" %", |r| Some(r.measurement.cpu.as_ref()?.busy_percent())),
                     text("", |r| r.measurement.cpu_us_per_io),
-                    server.map_or_else(|| "-".to_owned(), |server| server.program.clone()),
+                    server.map_or_else(|| UNKNOWN.to_owned(), |server| server.program.clone()),
                     text(" %", |r| Some(r.measurement.server.as_ref()?.busy_percent())),
                     text("", |r| r.measurement.server.as_ref()?.us_per_io(r.iops)),
                 ];
-                if all.iter().any(|cell| cell != "-") {
+                if all.iter().any(|cell| is_known(cell)) {
                     let mut cells = vec![row.job.clone(), name.clone()];
                     cells.extend(all);
                     table.rows.push(cells);

@@ -11,6 +11,13 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
+/// Cell of an unknown value, or of one that does not exist.
+pub const UNKNOWN: &str = "-";
+
+pub(crate) fn is_known(cell: &str) -> bool {
+    cell != UNKNOWN
+}
+
 /// Columns of a terminal that text fits.
 const WIDTH: u16 = 100;
 /// A number and its percent sign are one word.
@@ -146,10 +153,10 @@ impl Table {
         let head = self.head[at].clone();
         let cells: Vec<&str> =
             self.rows.iter().map(|row| row.get(at).map_or("", String::as_str)).collect();
-        let known = || cells.iter().filter(|cell| **cell != "-");
+        let known = || cells.iter().filter(|cell| is_known(cell));
         let column = |head: String, pick: &dyn Fn(&str) -> Option<String>| {
             let body = cells.iter().map(|cell| match *cell {
-                "-" => String::new(),
+                UNKNOWN => String::new(),
                 cell => pick(cell).unwrap_or_default(),
             });
             std::iter::once(head).chain(body).collect()
@@ -182,7 +189,7 @@ impl Table {
 
 /// A cell for a value, or for an unknown one.
 pub(crate) fn cell(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
-    value.map_or_else(|| "-".to_owned(), text)
+    value.map_or_else(|| UNKNOWN.to_owned(), text)
 }
 
 fn number(text: &str) -> Option<String> {

@@ -1,14 +1,15 @@
 //! Tests of `nvme-tcp://` targets through the kernel, with a fake `nvme` that creates the files of
 //! the kernel: commands, detection, and removal of connections.
 
+#[path = "support/executable.rs"]
+mod executable;
+
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use flagstone_bench::attach::{Initiator, InitiatorChoice};
 use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
-use flagstone_bench::environment::Environment;
+use flagstone_bench::environment::{DiskKind, Environment};
 use flagstone_bench::error::Error;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
@@ -62,19 +63,8 @@ impl Machine {
         self.0.path().join(name)
     }
 
-    /// Writes a program. Another process does: a fork of a test beside this one could inherit a
-    /// file that is open for writing, and the program could then not be executed.
     fn program(&self, name: &str, script: &str) {
-        let mut shell = Command::new("sh")
-            .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
-            .arg(self.path(name))
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a shell");
-        let mut input = shell.stdin.take().expect("its input");
-        input.write_all(script.as_bytes()).expect("it reads");
-        drop(input);
-        assert!(shell.wait().expect("it ends").success());
+        executable::write_script(&self.path(name), script);
     }
 
     fn initiator(&self) -> Initiator {
@@ -230,7 +220,7 @@ fn kernel_campaign_records_original_address() {
     assert!(records[0].iops > 0.0 && records[0].command.contains("dev/nvme3n1"), "{records:?}");
     let environments: Vec<Environment> = store.environments().expect("it is kept");
     let disk = &environments[0].disks[URI];
-    assert_eq!((disk.kind.as_str(), disk.size_bytes), ("served", Some(4 << 20)));
+    assert_eq!((disk.kind, disk.size_bytes), (DiskKind::Served, Some(4 << 20)));
     assert_eq!(disk.initiator.as_deref(), Some("the kernel and fio"));
     assert_eq!(machine.said().pop().as_deref(), Some("nvme disconnect --device=nvme7"));
 }

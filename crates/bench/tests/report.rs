@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flagstone_bench::campaign::CampaignPlan;
-use flagstone_bench::environment::{DiskRecord, Environment};
+use flagstone_bench::environment::{DiskKind, DiskRecord, Environment};
 use flagstone_bench::measurement::{Measurement, PERCENTILES};
 use flagstone_bench::os::Stopwatch;
 use flagstone_bench::provenance::{Origin, Provenance};
@@ -70,7 +70,7 @@ fn mirror(directory: &Path, provenance: Provenance) -> PathBuf {
         ..Environment::default()
     };
     let mut disk = DiskRecord {
-        kind: "device".to_owned(),
+        kind: DiskKind::Device,
         size_bytes: Some(500_000_000_000),
         ..DiskRecord::default()
     };
@@ -78,7 +78,7 @@ fn mirror(directory: &Path, provenance: Provenance) -> PathBuf {
     environment.disks.insert("/dev/sdb".to_owned(), disk);
     environment.disks.insert(
         "nbd://host/<m>".to_owned(),
-        DiskRecord { kind: "served".to_owned(), ..DiskRecord::default() },
+        DiskRecord { kind: DiskKind::Served, ..DiskRecord::default() },
     );
     store.environment(&environment).expect("it is kept");
     let mut numbers = Numbers(1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use flagstone_runtime::{random_u64, time};
 
 use crate::limits::DELAY_MAX_SECONDS;
-use crate::stats::Call;
+use crate::stats::CallKind;
 use crate::{IoFuture, Layer, LayerConfigError, SharedDevice};
 
 /// Delay of a call.
@@ -88,16 +88,16 @@ impl Layer for DelayLayer {
 
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         _offset: u64,
         _len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         let latency = match call {
-            Call::Read => self.config.read,
-            Call::Write | Call::WriteZeroes => self.config.write,
-            Call::Flush => self.config.flush,
-            Call::Discard => self.config.discard,
+            CallKind::Read => self.config.read,
+            CallKind::Write | CallKind::WriteZeroes => self.config.write,
+            CallKind::Flush => self.config.flush,
+            CallKind::Discard => self.config.discard,
         };
         if latency.is_zero() {
             return make(&self.child);

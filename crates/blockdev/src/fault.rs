@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::limits::FAULT_MAX_RANGES;
-use crate::stats::Call;
+use crate::stats::CallKind;
 use crate::{IoError, IoFuture, Layer, LayerConfigError, SharedDevice};
 use flagstone_runtime::rng::Rng;
 
@@ -226,7 +226,7 @@ impl Layer for FaultLayer {
 
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         offset: u64,
         len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
@@ -234,10 +234,10 @@ impl Layer for FaultLayer {
         // If the range is out of bounds, the child refuses it.
         let range = offset..offset.saturating_add(len);
         let check = match call {
-            Call::Read => self.state.lock().read(range),
-            Call::Write | Call::WriteZeroes => self.state.lock().write(range),
-            Call::Flush => self.state.lock().flush(),
-            Call::Discard => self.state.lock().refusal(),
+            CallKind::Read => self.state.lock().read(range),
+            CallKind::Write | CallKind::WriteZeroes => self.state.lock().write(range),
+            CallKind::Flush => self.state.lock().flush(),
+            CallKind::Discard => self.state.lock().refusal(),
         };
         IoFuture::checked(check, || make(&self.child))
     }

@@ -3,7 +3,7 @@
 
 use flagstone_runtime::{Buf, BufMut};
 
-use crate::stats::Call;
+use crate::stats::CallKind;
 use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 
 /// A device above one child that treats all calls alike. Every layer is a [`BlockDevice`] with the
@@ -16,7 +16,7 @@ pub trait Layer: Send + Sync + 'static {
     /// with `make`, or fails it.
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         offset: u64,
         len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
@@ -82,13 +82,13 @@ impl<L: Layer> BlockDevice for L {
 
     #[inline]
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.pass(Call::Read, offset, buf.len() as u64, move |child| child.read(offset, buf))
+        self.pass(CallKind::Read, offset, buf.len() as u64, move |child| child.read(offset, buf))
     }
 
     #[inline]
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let len = data.len() as u64;
-        self.pass(Call::Write, offset, len, move |child| child.write(offset, data, fua))
+        self.pass(CallKind::Write, offset, len, move |child| child.write(offset, data, fua))
     }
 
     fn compare_and_write(
@@ -102,15 +102,15 @@ impl<L: Layer> BlockDevice for L {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.pass(Call::Flush, 0, 0, |child| child.flush())
+        self.pass(CallKind::Flush, 0, 0, |child| child.flush())
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.pass(Call::Discard, offset, len, move |child| child.discard(offset, len))
+        self.pass(CallKind::Discard, offset, len, move |child| child.discard(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         let make = move |child: &SharedDevice| child.write_zeroes(offset, len, flags);
-        self.pass(Call::WriteZeroes, offset, len, make)
+        self.pass(CallKind::WriteZeroes, offset, len, make)
     }
 }

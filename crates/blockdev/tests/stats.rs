@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::stats::{Call, StatsLayer};
+use flagstone_blockdev::stats::{CallKind, StatsLayer};
 use flagstone_blockdev::{DelayConfig, DelayLayer, DelayTime, MemoryDevice, SharedDevice};
 use flagstone_conformance::{self as conformance, Options};
 use flagstone_runtime::block_on;
@@ -37,7 +37,7 @@ fn no_calls_in_flight_after_suite() {
         let device: SharedDevice = Arc::new(counted);
         conformance::run(async || device.clone(), Options::quick(3)).await;
         let totals = counters.totals();
-        for call in Call::ALL {
+        for call in CallKind::ALL {
             let of = totals.of(call);
             assert!(of.count > 0 && of.errors <= of.count && of.in_flight == 0, "{call:?} {of:?}");
             assert_eq!(of.latency.count(), of.count, "{call:?}");

@@ -93,6 +93,7 @@ pub(crate) struct CheckArgs {
 }
 
 #[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("installation").args(["install", "from"])))]
 pub(crate) struct InitArgs {
     /// The file to write; standard output if not given
     pub(crate) file: Option<PathBuf>,
@@ -114,8 +115,9 @@ pub(crate) struct InitArgs {
     /// Mirror to this node; its file is printed too
     #[arg(long, value_name = "NAME=ADDRESS")]
     pub(crate) peer: Option<String>,
-    /// Write the peer's file here instead of printing it
-    #[arg(long, value_name = "FILE", requires = "peer", requires = "file")]
+    /// Write the peer's file here instead of printing it; with --install its setup, with the keys
+    /// (NAME.setup if not given)
+    #[arg(long, value_name = "FILE", requires = "peer")]
     pub(crate) peer_file: Option<PathBuf>,
     /// This node of a mirrored pair; asked for if not given
     #[arg(long, value_name = "NAME=ADDRESS", requires = "peer")]
@@ -138,10 +140,42 @@ pub(crate) struct InitArgs {
     /// Limit of throughput, such as 240MB/s
     #[arg(long, value_name = "RATE", conflicts_with = "profile")]
     pub(crate) throughput: Option<String>,
+    /// Set up the service of the package: configuration, keys, access to the disk; and start it
+    #[arg(long, conflicts_with = "file")]
+    pub(crate) install: bool,
+    /// Set up this node from the setup that --install wrote on the other; `-` is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = FROM_EXCLUDES)]
+    pub(crate) from: Option<PathBuf>,
+    /// With --install or --from: show what would be done, and do nothing
+    #[arg(long, requires = "installation")]
+    pub(crate) dry_run: bool,
+    /// With --install or --from: set up the system below this directory, and start nothing
+    #[arg(long, value_name = "DIR", requires = "installation", default_value = "/")]
+    pub(crate) root: PathBuf,
     /// Replace existing files without asking
     #[arg(long)]
     pub(crate) force: bool,
 }
+
+/// Options of the configuration, which a setup has already.
+const FROM_EXCLUDES: [&str; 16] = [
+    "file",
+    "install",
+    "device",
+    "volume",
+    "listen",
+    "host",
+    "insecure",
+    "peer",
+    "peer_file",
+    "node",
+    "peer_device",
+    "profile",
+    "size",
+    "machine",
+    "iops",
+    "throughput",
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {

@@ -153,6 +153,13 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     Ok(print(&line, Exit::Success))
 }
 
+/// Text of a new key for authentication, with its end of line, as `generate` makes it by default.
+pub(crate) fn new_secret() -> Result<Zeroizing<String>, Failure> {
+    let hash = Some(Hash::Sha256);
+    let secret = Secret::new(&random(32)?, hash).map_err(Failure::failed)?;
+    Ok(Zeroizing::new(format!("{}\n", secret.text().as_str())))
+}
+
 /// Bytes of a key in any form, and the hash that binds it to its owner.
 struct RawKey {
     bytes: Zeroizing<Vec<u8>>,

@@ -5,17 +5,18 @@ use std::time::Duration;
 use flagstone_bench::guard::is_ours;
 use flagstone_blockdev::SharedDevice;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_host::guard::{Guarded, GuardedAccess, check_path};
+use flagstone_host::guard::{Guarded, GuardedAccess, SAMPLES, check_path};
 use flagstone_load::job::{BlockSize, Verify};
 use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
-use flagstone_stack::{OpenOptions, find_data, open_device};
+use flagstone_stack::{DataSearch, OpenOptions, find_data, open_device};
+use flagstone_units::display::count;
 use indicatif::ProgressBar;
 
 use crate::args::LoadArgs;
 use crate::exit::{Exit, Failure};
 use crate::logging::{self, LogFormat};
-use crate::output::{json, print, progress_bar};
+use crate::output::{complain, json, print, progress_bar};
 
 /// Queue entries of remote devices: the deepest queue of one core.
 const QUEUE_DEPTH_MAX: u16 = 1023;
@@ -60,8 +61,16 @@ async fn guard_remote(args: &LoadArgs, device: &SharedDevice) -> Result<(), Fail
         return Ok(());
     }
     match find_data(device).await.map_err(Failure::failed)? {
-        None => Ok(()),
-        Some(found) => {
+        DataSearch::Empty => Ok(()),
+        DataSearch::EmptySamples => {
+            let (target, samples) = (&args.target, count(SAMPLES));
+            complain(&format!(
+                "note: {target} does not say what was written: {samples} samples of 16 KiB were \
+                 read, and are zero; data between them is overwritten\n"
+            ));
+            Ok(())
+        }
+        DataSearch::Found(found) => {
             let guarded = Guarded::needs_consent(&args.target.to_string(), found);
             Err(Failure::usage(guarded.to_string()))
         }

@@ -13,7 +13,7 @@ use flagstone_config::redact;
 use flagstone_host::doctor::DoctorReport;
 use flagstone_host::root::Root;
 use flagstone_runtime::time;
-use flagstone_units::{format_utc, size_text};
+use flagstone_units::{exact_size, format_utc};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
@@ -197,10 +197,10 @@ fn contents(all: &Collection) -> String {
 }
 
 fn shown(document: &SupportDocument) -> String {
-    let mut text = format!("{}: {}\n", document.archive, size_text(document.bytes));
+    let mut text = format!("{}: {}\n", document.archive, exact_size(document.bytes));
     let width = document.files.iter().map(|file| file.name.len()).max().unwrap_or(0);
     for FileEntry { name, what, bytes } in &document.files {
-        text += &format!("  {name:<width$}  {:>9}  {what}\n", size_text(*bytes as u64));
+        text += &format!("  {name:<width$}  {:>9}  {what}\n", exact_size(*bytes as u64));
     }
     for MissingEntry { name, why } in &document.missing {
         text += &format!(

@@ -113,7 +113,7 @@ fn comparison_has_column_per_type() {
     assert_eq!(predicted["prediction"]["binding"], ssd["results"][3]["binding"]);
     // Impossible types are columns with the reason.
     let size = columns[2]["error"].as_str().expect("a reason");
-    assert!(size.contains("2048 GiB to 32768 GiB"), "{size}");
+    assert!(size.contains("2,048 GiB to 32,768 GiB"), "{size}");
     let bought = columns[3]["error"].as_str().expect("a reason");
     assert!(bought.contains("--iops is missing"), "{bought}");
     let output = run(line);
@@ -242,13 +242,13 @@ fn compare_and_curve_mistakes_are_one_line() {
         ("compare --type pd-ssd --capacity 1TB --depth 0", "from 1 to"),
         ("compare --type pd-ssd --capacity 1TB --price-file no/such", "cannot read a price file"),
         ("compare --type pd-ssd --capacity 1TB --catalog no/such", "gcp-2019 or gcp-current"),
-        ("compare --type pd-ssd --capacity 1PB", "10 GiB to 65536 GiB"),
+        ("compare --type pd-ssd --capacity 1PB", "10 GiB to 65,536 GiB"),
         ("curve --over time --type pd-ssd", "write size, vcpus, bs or depth"),
         ("curve --over size --type pd-fast", "unknown type of disk `pd-fast`"),
         ("curve --over size --type pd-ssd --size 1TB", "leave it out"),
         ("curve --over depth --type pd-ssd --size 1TB --depth 4", "leave it out"),
         ("curve --over bs --type pd-ssd", "--size is missing"),
-        ("curve --over bs --type pd-ssd --size 1PB", "10 GiB to 65536 GiB"),
+        ("curve --over bs --type pd-ssd --size 1PB", "10 GiB to 65,536 GiB"),
         ("curve --over bs --type pd-ssd --size 1TB --from 8k --to 4k", "the smaller end first"),
         ("curve --over bs --type pd-ssd --size 1TB --from 1 --to 4k", "512 to 33554432"),
         ("curve --over size --type pd-ssd --from large", "--from large: "),

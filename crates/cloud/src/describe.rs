@@ -1,6 +1,6 @@
 //! Text of predictions: the explanation of a limit, gaps of the sources, and notes.
 
-use flagstone_units::display::block_size;
+use flagstone_units::display::size;
 use flagstone_units::grouped;
 
 use crate::caps::{Cap, VolumeRule};
@@ -26,7 +26,7 @@ pub(crate) fn explanation(
         }
         LimitKind::Egress => of_egress(placement),
         LimitKind::BlockSize => {
-            format!("cap of {} for blocks of {}", placement.kind, block_size(workload.block_bytes))
+            format!("cap of {} for blocks of {}", placement.kind, size(workload.block_bytes))
         }
         LimitKind::QueueDepth => {
             let each = placement.disk.queue.as_ref().map_or_else(String::new, |queue| {

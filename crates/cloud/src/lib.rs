@@ -37,7 +37,7 @@ pub use catalog::{Catalog, CatalogError, Confidence, LimitKind};
 pub use input::{AccessOrder, DiskConfiguration, Machine, PlanError, Workload};
 pub use judge::{Judgment, MeasuredRun};
 pub use mix::WorkloadMix;
-pub use placement::{Demand, Placement};
+pub use placement::{Demand, Placement, size_text};
 pub use prediction::{Ceilings, PredictedLimit, Prediction, Rates, Recommendation};
 pub use price::{CapacityPrice, NoPrice};
 pub use together::{JointDisk, JointPrediction, SharedLimit};

@@ -1,6 +1,8 @@
 //! Placement: a disk type on a machine. Its catalog rows are looked up once, so that many sizes
 //! and numbers of disks can be tried cheaply.
 
+use flagstone_units::grouped;
+
 use crate::catalog::{
     Catalog, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, LocalSsd, Mixing,
     NamePattern, Sharing, Support, VmRow, VmTable, VolumeLimits,
@@ -377,10 +379,11 @@ impl<'a> Placement<'a> {
             return Ok(());
         }
         let found = format!("{} of {}", size_text(size, unit), self.kind);
-        let accepted = match (min, max) {
-            (Some(min), Some(max)) => format!("write a size from {min} {unit} to {max} {unit}"),
-            (Some(min), None) => format!("write a size from {min} {unit}"),
-            (None, Some(max)) => format!("write a size up to {max} {unit}"),
+        let text = |size: Option<f64>| size.map(|size| size_text(size, unit));
+        let accepted = match (text(min), text(max)) {
+            (Some(min), Some(max)) => format!("write a size from {min} to {max}"),
+            (Some(min), None) => format!("write a size from {min}"),
+            (None, Some(max)) => format!("write a size up to {max}"),
             (None, None) => "write a size above 0".to_owned(),
         };
         Err(PlanError::input(found, accepted))
@@ -393,7 +396,7 @@ impl<'a> Placement<'a> {
         match self.disk.size_gb_max_vm {
             Some(most) if size > most => Err(PlanError::input(
                 format!("{} of {} in all", size_text(size, unit), self.kind),
-                format!("a machine takes up to {most} {unit}"),
+                format!("a machine takes up to {}", size_text(most, unit)),
             )),
             _ => Ok(()),
         }
@@ -420,10 +423,12 @@ impl<'a> Placement<'a> {
     }
 }
 
-pub(crate) fn size_text(size: f64, unit: &str) -> String {
+/// A size in the unit of a catalog, to two decimals if it is not whole.
+pub fn size_text(size: f64, unit: &str) -> String {
     let rounded = (size * 100.0).round() / 100.0;
     match rounded {
         0.0 if size > 0.0 => format!("less than 0.01 {unit}"),
-        _ => format!("{rounded} {unit}"),
+        whole if whole.fract() == 0.0 => format!("{} {unit}", grouped(whole, 0)),
+        _ => format!("{} {unit}", grouped(rounded, 2)),
     }
 }

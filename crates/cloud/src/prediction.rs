@@ -173,8 +173,18 @@ pub struct Prediction {
     /// Lowest confidence of `binding` and `next`.
     pub confidence: Confidence,
     pub inconsistencies: Vec<Inconsistency>,
+    /// What the catalog does not say; a missing price is the last.
     pub not_known: Vec<String>,
     pub notes: Vec<String>,
     /// Advice of the source about the disk type.
     pub advice: Vec<String>,
+}
+
+impl Prediction {
+    /// Removes a missing price from what is not known, for callers to whom prices do not matter.
+    pub fn ignore_price(&mut self) {
+        if self.cost.is_none() {
+            self.not_known.pop();
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Recommendations that lift a limit: the smallest change that brings the workload to the
 //! following limit.
 
-use flagstone_units::display::block_size;
+use flagstone_units::display::size;
 use flagstone_units::grouped;
 
 use crate::caps::{Cap, vm_caps, volume_caps};
@@ -348,14 +348,10 @@ impl std::fmt::Display for Recommendation {
             }
             MoreCpus { vcpus } => write!(f, "{vcpus} free vCPUs"),
             LargerBlocks { bytes } => {
-                write!(f, "larger blocks, up to {}: more MB/s at the same IOPS", block_size(*bytes))
+                write!(f, "larger blocks, up to {}: more MB/s at the same IOPS", size(*bytes))
             }
             SmallerBlocks { bytes } => {
-                write!(
-                    f,
-                    "smaller blocks, down to {}: more IOPS at the same MB/s",
-                    block_size(*bytes)
-                )
+                write!(f, "smaller blocks, down to {}: more IOPS at the same MB/s", size(*bytes))
             }
             OtherType => f.write_str("another type of disk: this one has no more at any size"),
             AsynchronousEngine => {
@@ -384,7 +380,7 @@ impl std::fmt::Display for Recommendation {
             OtherBlocks { bytes } => write!(
                 f,
                 "check: blocks of {}; the same MB/s mean a cap of throughput",
-                block_size(*bytes)
+                size(*bytes)
             ),
             Pool { fullness_percent, iops } => write!(
                 f,

@@ -97,8 +97,8 @@ fn machine_takes_257_tib_of_persistent_disks() {
     assert!(reads(current(), &disks).is_ok());
     let more = [&disks[..], &[disk(current(), "pd-ssd", 1025, "n2-standard-8")]].concat();
     let error = reads(current(), &more).expect_err("it is too much").to_string();
-    assert!(error.contains("a machine takes up to 263168 GiB"), "{error}");
+    assert!(error.contains("a machine takes up to 263,168 GiB"), "{error}");
     let stripe = DiskConfiguration { disks: 5, ..large("pd-ssd") };
     let error = current().predict(&stripe, &Workload::random(4096, 100)).expect_err("too much");
-    assert!(error.to_string().contains("up to 263168 GiB"), "{error}");
+    assert!(error.to_string().contains("up to 263,168 GiB"), "{error}");
 }

@@ -11,7 +11,7 @@ use std::fmt;
 use super::check::{RawConfig, RawLayer};
 use super::diagnostic::{Located, Report, SourceLocation};
 use super::model::{Config, HostAccess, Nbd, Peer, Subsystem};
-use crate::listen_spec::{ListenSpec, ListenTls, Listener};
+use crate::listen_spec::{ConfiguredListener, ListenSpec, ListenTls};
 use crate::uri;
 
 /// Use of a listener without proof of identity.
@@ -102,7 +102,7 @@ impl Config {
 
     /// The listener that forbids to serve `subsystem`, because none of its hosts has a key.
     pub fn forbids_open(&self, subsystem: &Subsystem) -> Option<&ListenSpec> {
-        let forbids = |one: &&Listener| !one.insecure && admits_plain(&one.spec);
+        let forbids = |one: &&ConfiguredListener| !one.insecure && admits_plain(&one.spec);
         let is_open = !authenticates(self.hosts.iter(), subsystem);
         let listener = self.server.listen.iter().find(forbids)?;
         is_open.then_some(&listener.spec)
@@ -120,7 +120,7 @@ impl Config {
     }
 }
 
-fn guards_replicas<'a>(mut listen: impl Iterator<Item = &'a Listener>) -> bool {
+fn guards_replicas<'a>(mut listen: impl Iterator<Item = &'a ConfiguredListener>) -> bool {
     listen.any(|one| admits_plain(&one.spec) && !one.insecure)
 }
 
@@ -151,7 +151,7 @@ impl uri::UriHost {
 /// Refuses listeners and peers that need no key, unless that is accepted.
 pub(crate) fn check(
     raw: &RawConfig,
-    listen: &[Located<Listener>],
+    listen: &[Located<ConfiguredListener>],
     subsystems: &[Subsystem],
     peers: &BTreeMap<String, usize>,
     report: &Report,
@@ -159,7 +159,7 @@ pub(crate) fn check(
     let hosts: Vec<&HostAccess> = raw.hosts.iter().filter_map(|(_, host)| host.as_ref()).collect();
     let nbd = &raw.server.nbd;
     for Located { value: listener, place } in listen {
-        let Listener { spec, insecure } = listener;
+        let ConfiguredListener { spec, insecure } = listener;
         match exposure(spec, subsystems.iter(), (&hosts, nbd), raw.server.state.is_some()) {
             Some(exposed) if !insecure => {
                 let message = format!("anyone who reaches {spec} could use {exposed}");

@@ -7,7 +7,7 @@ use super::reader::{count_in_range, size_from_text, time_from_text, word_from_te
 use super::schema;
 use crate::api_spec::parse_metrics;
 use crate::device_spec::DeviceSpec;
-use crate::listen_spec::{ListenSpecError, Listener};
+use crate::listen_spec::{ConfiguredListener, ListenSpecError};
 use crate::names;
 
 /// Options as text. They are checked together with the file, so that all mistakes are reported at
@@ -55,7 +55,7 @@ impl Arguments {
             let parsed = |(option, texts, insecure): (&'static str, &'_ Vec<String>, bool)| {
                 let parse = move |text: &str| {
                     let spec = text.parse()?;
-                    Ok::<_, ListenSpecError>(Listener { spec, insecure })
+                    Ok::<_, ListenSpecError>(ConfiguredListener { spec, insecure })
                 };
                 let listener = |text: &String| convert(option, text, report, parse);
                 texts.iter().filter_map(listener).collect::<Vec<_>>()

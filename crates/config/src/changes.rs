@@ -2,8 +2,8 @@
 //! start.
 
 use crate::{
-    ArbiterStore, BucketStore, Config, EtcdStore, HostAccess, Layer, Mirror, Nbd, Nvme, Peer,
-    Server, Subsystem, Volume,
+    ArbiterStore, BucketStore, Config, EtcdStore, HostAccess, LayerConfig, MirrorConfig, Nbd, Nvme,
+    Peer, ServerSettings, Subsystem, Volume,
 };
 
 /// Adds `PREFIX.KEY` for each field that differs; a field is called like its key, or `field: key`.
@@ -83,13 +83,13 @@ fn add_or_removed(old: &[String], new: &[String], keys: &mut Vec<String>) {
     keys.extend(new.iter().filter(|table| !old.contains(table)).cloned());
 }
 
-fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
-    compare!(keys, "server", Server, old, new, {
+fn compare_servers(old: &ServerSettings, new: &ServerSettings, keys: &mut Vec<String>) {
+    compare!(keys, "server", ServerSettings, old, new, {
         listen, cores, buffer_memory_bytes: buffer_memory, node, io_engine, busy_poll, api,
         metrics, state
     }, compared_separately { nvme, nbd, api_tls });
     // A reload applies its files.
-    let listen = |server: &Server| server.api_tls.as_ref().map(|tls| tls.listen);
+    let listen = |server: &ServerSettings| server.api_tls.as_ref().map(|tls| tls.listen);
     if listen(old) != listen(new) {
         keys.push("server.api_tls.listen".to_owned());
     }
@@ -136,24 +136,24 @@ fn compare_volumes(
 /// names in place of indices.
 #[derive(PartialEq)]
 enum LayerValue {
-    Own(Layer),
+    Own(LayerConfig),
     Limit,
     SharedLimit(String),
-    Mirror(Vec<String>, Box<Mirror>),
+    Mirror(Vec<String>, Box<MirrorConfig>),
 }
 
-fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
+fn comparable(config: &Config, layer: &LayerConfig) -> (&'static str, LayerValue) {
     match layer {
-        Layer::Delay(_) => ("delay", LayerValue::Own(layer.clone())),
-        Layer::Fault(_) => ("fault", LayerValue::Own(layer.clone())),
-        Layer::DiskModel(_) => ("disk_model", LayerValue::Own(layer.clone())),
-        Layer::Limit(_) => ("limit", LayerValue::Limit),
-        Layer::SharedLimit(index) => {
+        LayerConfig::Delay(_) => ("delay", LayerValue::Own(layer.clone())),
+        LayerConfig::Fault(_) => ("fault", LayerValue::Own(layer.clone())),
+        LayerConfig::DiskModel(_) => ("disk_model", LayerValue::Own(layer.clone())),
+        LayerConfig::Limit(_) => ("limit", LayerValue::Limit),
+        LayerConfig::SharedLimit(index) => {
             ("shared_limit", LayerValue::SharedLimit(config.limits[*index].name.clone()))
         }
-        Layer::Mirror(mirror) => {
+        LayerConfig::Mirror(mirror) => {
             let names = mirror.peers.iter().map(|index| config.peers[*index].name.clone());
-            let own = Box::new(Mirror { peers: Vec::new(), ..(**mirror).clone() });
+            let own = Box::new(MirrorConfig { peers: Vec::new(), ..(**mirror).clone() });
             ("mirror", LayerValue::Mirror(names.collect(), own))
         }
     }
@@ -161,7 +161,7 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address, key_file, insecure, tls_key_file, tls_optional: tls, host_addresses, connections,
+        address, key_file, insecure, tls_key_file, tls, host_addresses, connections,
         timeout, compression,
         max_bytes_per_s: bandwidth_max, fence_command, fence_timeout
     }, compared_separately { name });

@@ -12,17 +12,17 @@ use flagstone_runtime::IoEngine;
 
 use super::access;
 use super::api::{self, RawApiTls};
-use super::diagnostic::{Located, Message, Report, SourceLocation};
+use super::diagnostic::{DiagnosticText, Located, Report, SourceLocation};
 use super::mirror::RawMirror;
 use super::model::{
-    ApiUser, ArbiterStore, Backing, Config, HostAccess, Layer, Nbd, Nvme, Peer, Provisioned,
-    Server, SharedLimit, Subsystem, Volume,
+    ApiUser, ArbiterStore, Backing, Config, HostAccess, LayerConfig, LimitConfig, Nbd, Nvme, Peer,
+    Provisioned, ServerSettings, Subsystem, Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
 use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
-use crate::listen_spec::{ListenSpec, Listener};
+use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::Uuid;
 use flagstone_units::format_size;
 
@@ -44,7 +44,7 @@ pub(crate) struct RawConfig {
 }
 
 pub(crate) struct RawServer {
-    pub(crate) listen: Option<Vec<Located<Listener>>>,
+    pub(crate) listen: Option<Vec<Located<ConfiguredListener>>>,
     pub(crate) cores: Option<u32>,
     pub(crate) buffer_memory: Located<u64>,
     pub(crate) node: Option<Located<String>>,
@@ -75,7 +75,7 @@ pub(crate) struct RawVolume {
 }
 
 pub(crate) enum RawLayer {
-    Own(Box<Layer>),
+    Own(Box<LayerConfig>),
     SharedLimit(Located<String>),
     /// A mirror, without its peers, and their names.
     Mirror(Box<RawMirror>),
@@ -133,7 +133,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
         limits: raw
             .limits
             .into_iter()
-            .map(|(name, limit)| SharedLimit { name: name.value, limit })
+            .map(|(name, limit)| LimitConfig { name: name.value, limit })
             .collect(),
         subsystems,
         hosts: raw.hosts.into_iter().filter_map(|(_, host)| host).collect(),
@@ -144,12 +144,14 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
 
 /// The default addresses are reachable from this machine only, as neither protocol authenticates
 /// hosts.
-fn listen_or_default(listen: Option<Vec<Located<Listener>>>) -> Vec<Located<Listener>> {
+fn listen_or_default(
+    listen: Option<Vec<Located<ConfiguredListener>>>,
+) -> Vec<Located<ConfiguredListener>> {
     listen.unwrap_or_else(|| {
         ["nvme-tcp://127.0.0.1:4420", "nbd://127.0.0.1:10809"]
             .iter()
             .filter_map(|text| text.parse().ok())
-            .map(|spec| Listener { spec, insecure: false })
+            .map(|spec| ConfiguredListener { spec, insecure: false })
             .map(|value| Located { value, place: SourceLocation::Whole })
             .collect()
     })
@@ -176,7 +178,7 @@ fn check_hosts(raw: &RawConfig, report: &Report) {
     }
 }
 
-fn check_listen(listen: &[Located<Listener>], report: &Report) {
+fn check_listen(listen: &[Located<ConfiguredListener>], report: &Report) {
     for (index, second) in listen.iter().enumerate() {
         let spec = &second.value.spec;
         let first = listen[..index].iter().find(|first| first.value.spec.collides_with(spec));
@@ -190,7 +192,7 @@ fn check_listen(listen: &[Located<Listener>], report: &Report) {
 }
 
 /// The API, the metrics and the volumes have different addresses.
-fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Report) {
+fn check_control(server: &RawServer, listen: &[Located<ConfiguredListener>], report: &Report) {
     let taken =
         |spec: &ListenSpec| listen.iter().find(|other| other.value.spec.collides_with(spec));
     if let Some(Located { value: Some(address), place }) = &server.metrics
@@ -224,7 +226,7 @@ fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Repo
 }
 
 /// A listener with TLS for NBD needs a certificate or pre-shared keys.
-fn check_nbd_tls(nbd: &Nbd, listen: &[Located<Listener>], report: &Report) {
+fn check_nbd_tls(nbd: &Nbd, listen: &[Located<ConfiguredListener>], report: &Report) {
     let encrypted = listen.iter().find(|one| one.value.spec.is_nbd_with_tls());
     let has_keys = nbd.tls_certificates.is_some() || nbd.tls_psk_file.is_some();
     if let (Some(one), false) = (encrypted, has_keys) {
@@ -233,7 +235,7 @@ fn check_nbd_tls(nbd: &Nbd, listen: &[Located<Listener>], report: &Report) {
     }
 }
 
-fn check_sizes(server: &RawServer, listen: &[Located<Listener>], report: &Report) {
+fn check_sizes(server: &RawServer, listen: &[Located<ConfiguredListener>], report: &Report) {
     let mdts = server.mdts.value;
     if server.in_capsule.value > mdts {
         let (in_capsule, mdts) = (format_size(server.in_capsule.value), format_size(mdts));
@@ -371,7 +373,7 @@ fn warn_of_unused(raw: &RawConfig, report: &Report) {
             continue;
         }
         let title = format!("{kind}.{}", name.value);
-        let message = Message::of_table(&title, kind, |title| {
+        let message = DiagnosticText::of_table(&title, kind, |title| {
             format!("no volume uses [{title}], which has no effect")
         });
         let help = format!("name it in a volume with {key}, or remove it");
@@ -508,10 +510,10 @@ impl<'a> Once<'a> {
     }
 }
 
-fn finish_server(raw: RawServer, listen: Vec<Located<Listener>>) -> Server {
+fn finish_server(raw: RawServer, listen: Vec<Located<ConfiguredListener>>) -> ServerSettings {
     // The ranges of the schema keep both below 2^32.
     let (in_capsule, mdts) = (raw.in_capsule.value as u32, raw.mdts.value as u32);
-    Server {
+    ServerSettings {
         listen: listen.into_iter().map(|one| one.value).collect(),
         cores: raw.cores,
         buffer_memory_bytes: raw.buffer_memory.value,
@@ -535,7 +537,9 @@ fn finish_volume(
     let layer = |layer| match layer {
         RawLayer::Own(layer) => Some(*layer),
         RawLayer::Mirror(mirror) => mirror.finish(peers),
-        RawLayer::SharedLimit(name) => shared.get(&name.value).copied().map(Layer::SharedLimit),
+        RawLayer::SharedLimit(name) => {
+            shared.get(&name.value).copied().map(LayerConfig::SharedLimit)
+        }
     };
     let backing = raw.backing?;
     let mut devices = backing.devices.into_iter().map(|device| device.value);

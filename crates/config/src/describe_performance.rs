@@ -5,8 +5,9 @@ use std::fmt::{self, Display, Formatter};
 
 use flagstone_limit::{DiskModelConfig, IoSize, Limit, Mix, ServiceTime};
 
-use crate::{Config, Layer, Profile, Provisioned, Volume};
-use flagstone_units::{format_duration, format_rate, format_size};
+use crate::{Config, DiskProfile, LayerConfig, Provisioned, Volume};
+use flagstone_units::display;
+use flagstone_units::{format_duration, format_rate};
 
 /// Longest throughput that is shown to its last byte, in characters.
 const EXACT_CHARS: usize = 9;
@@ -18,21 +19,21 @@ impl Config {
         let mut lines = Vec::new();
         for layer in &volume.layers {
             let limit = match layer {
-                Layer::Limit(limit) => {
+                LayerConfig::Limit(limit) => {
                     lines.push(format!("limited to {limit}"));
                     limit.as_ref()
                 }
-                Layer::SharedLimit(index) => {
+                LayerConfig::SharedLimit(index) => {
                     let shared = &self.limits[*index];
                     lines.push(format!("shares the limit {}: {}", shared.name, shared.limit));
                     &shared.limit
                 }
-                Layer::DiskModel(emulation) => {
+                LayerConfig::DiskModel(emulation) => {
                     let emulated = emulated(emulation);
                     lines.push(format!("EMULATES a disk, for labs and tests only: {emulated}"));
                     continue;
                 }
-                Layer::Delay(_) | Layer::Fault(_) | Layer::Mirror(_) => continue,
+                LayerConfig::Delay(_) | LayerConfig::Fault(_) | LayerConfig::Mirror(_) => continue,
             };
             let remarks = limit.profile.iter().flat_map(|profile| &profile.remarks);
             lines.extend(remarks.map(|remark| format!("  {remark}")));
@@ -51,9 +52,9 @@ impl Display for Provisioned {
     }
 }
 
-impl Display for Profile {
+impl Display for DiskProfile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Profile { disk, catalog, date, confidence, .. } = self;
+        let DiskProfile { disk, catalog, date, confidence, .. } = self;
         write!(f, "{disk} (catalog {catalog}; date: {date}; confidence {confidence})")
     }
 }
@@ -91,14 +92,14 @@ fn counted(what: &str, size: &IoSize) -> Option<String> {
     match size {
         IoSize::One => None,
         IoSize::Units { bytes } => {
-            Some(format!("{what} count as one for each {}", format_size((*bytes).into())))
+            Some(format!("{what} count as one for each {}", display::size((*bytes).into())))
         }
         IoSize::Steps(steps) => {
             let used = steps.iter().filter(|step| step.above_bytes != u32::MAX);
             let texts: Vec<_> = used
                 .map(|step| {
                     let ios = f64::from(step.millionths) / 1e6;
-                    let above = format_size(step.above_bytes.into());
+                    let above = display::size(step.above_bytes.into());
                     format!("{what} above {above} count as {}", (ios * 100.0).round() / 100.0)
                 })
                 .collect();

@@ -31,16 +31,16 @@ pub(crate) struct Located<T> {
 
 /// Text of a configuration: one file, or the files of a directory one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Source<'a> {
+pub(crate) struct ConfigText<'a> {
     pub(crate) name: &'a str,
     pub(crate) text: &'a str,
     /// First byte and name of each file of a directory, in order; empty for a single file.
     pub(crate) files: &'a [(usize, String)],
 }
 
-impl<'a> Source<'a> {
-    pub(crate) fn file(name: &'a str, text: &'a str) -> Source<'a> {
-        Source { name, text, files: &[] }
+impl<'a> ConfigText<'a> {
+    pub(crate) fn file(name: &'a str, text: &'a str) -> ConfigText<'a> {
+        ConfigText { name, text, files: &[] }
     }
 
     /// Name and text of the file that `span` begins in, and the span in it.
@@ -57,7 +57,7 @@ impl<'a> Source<'a> {
 /// Whether a diagnostic refuses the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Severity {
+pub enum DiagnosticSeverity {
     Mistake,
     /// The configuration is accepted, but has no effect where the operator expects one.
     Warning,
@@ -66,30 +66,34 @@ pub enum Severity {
 /// Text of a mistake, and the text that it has in every table of the same kind. Mistakes of one
 /// kind are reported together.
 #[derive(Debug, Clone)]
-pub(crate) struct Message {
+pub(crate) struct DiagnosticText {
     text: String,
     kind: String,
 }
 
-impl Message {
+impl DiagnosticText {
     /// `write` gets the name of the table: its own for the text, the schema's for the kind.
-    pub(crate) fn of_table(name: &str, schema: &str, write: impl Fn(&str) -> String) -> Message {
-        Message { text: write(name), kind: write(schema) }
+    pub(crate) fn of_table(
+        name: &str,
+        schema: &str,
+        write: impl Fn(&str) -> String,
+    ) -> DiagnosticText {
+        DiagnosticText { text: write(name), kind: write(schema) }
     }
 }
 
-impl<T: Into<String>> From<T> for Message {
-    fn from(text: T) -> Message {
+impl<T: Into<String>> From<T> for DiagnosticText {
+    fn from(text: T) -> DiagnosticText {
         let text = text.into();
-        Message { kind: text.clone(), text }
+        DiagnosticText { kind: text.clone(), text }
     }
 }
 
 #[derive(Debug, Clone)]
 struct Mistake {
-    severity: Severity,
+    severity: DiagnosticSeverity,
     place: SourceLocation,
-    message: Message,
+    message: DiagnosticText,
     help: String,
     related: Option<(&'static str, SourceLocation)>,
     /// Places of the same mistake, including the first.
@@ -134,42 +138,42 @@ impl Report {
     pub(crate) fn error(
         &self,
         place: &SourceLocation,
-        message: impl Into<Message>,
+        message: impl Into<DiagnosticText>,
         help: impl std::fmt::Display,
     ) {
-        self.add(Severity::Mistake, place, message.into(), help.to_string(), None);
+        self.add(DiagnosticSeverity::Mistake, place, message.into(), help.to_string(), None);
     }
 
     pub(crate) fn warn(
         &self,
         place: &SourceLocation,
-        message: impl Into<Message>,
+        message: impl Into<DiagnosticText>,
         help: impl std::fmt::Display,
     ) {
-        self.add(Severity::Warning, place, message.into(), help.to_string(), None);
+        self.add(DiagnosticSeverity::Warning, place, message.into(), help.to_string(), None);
     }
 
     /// Records a mistake that involves a second place, such as the first of two that collide.
     pub(crate) fn error_with(
         &self,
         place: &SourceLocation,
-        message: impl Into<Message>,
+        message: impl Into<DiagnosticText>,
         help: impl std::fmt::Display,
         (words, related): (&'static str, &SourceLocation),
     ) {
         let related = Some((words, related.clone()));
-        self.add(Severity::Mistake, place, message.into(), help.to_string(), related);
+        self.add(DiagnosticSeverity::Mistake, place, message.into(), help.to_string(), related);
     }
 
     fn add(
         &self,
-        severity: Severity,
+        severity: DiagnosticSeverity,
         place: &SourceLocation,
-        message: Message,
+        message: DiagnosticText,
         help: String,
         related: Option<(&'static str, SourceLocation)>,
     ) {
-        if severity == Severity::Mistake {
+        if severity == DiagnosticSeverity::Mistake {
             self.count.set(self.count.get() + 1);
         }
         let place = place.clone();
@@ -214,7 +218,7 @@ impl Report {
     }
 
     /// The mistakes in the order of the file, then of the command line. `None` if there are none.
-    pub(crate) fn into_diagnostics(self, file: Option<Source<'_>>) -> Option<Diagnostics> {
+    pub(crate) fn into_diagnostics(self, file: Option<ConfigText<'_>>) -> Option<Diagnostics> {
         let mut mistakes = self.mistakes.into_inner();
         mistakes.sort_by_key(|mistake| match &mistake.place {
             SourceLocation::Text(span) => (0, span.start),
@@ -269,7 +273,7 @@ pub(crate) fn shown(text: &str) -> String {
 /// One mistake or warning, ready to be shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
-    pub severity: Severity,
+    pub severity: DiagnosticSeverity,
     /// Line in the file, from 1; `None` for the command line, or for the file as a whole.
     pub line: Option<usize>,
     pub column: Option<usize>,
@@ -319,7 +323,7 @@ impl Diagnostics {
     pub(crate) fn unreadable(name: &str, message: String, help: &str) -> Diagnostics {
         let report = Report::default();
         report.error(&SourceLocation::Whole, message, help);
-        report.into_diagnostics(Some(Source::file(name, ""))).expect("a mistake was reported")
+        report.into_diagnostics(Some(ConfigText::file(name, ""))).expect("a mistake was reported")
     }
 
     /// The mistakes and warnings, in the order of the file; each once, however many places it has.
@@ -336,7 +340,8 @@ impl Diagnostics {
             out += &renderer.render(&[item.group(others.as_deref())]);
             out += "\n\n";
         }
-        let warnings = self.items.iter().filter(|item| item.severity == Severity::Warning);
+        let warnings =
+            self.items.iter().filter(|item| item.severity == DiagnosticSeverity::Warning);
         let warnings: usize = warnings.map(|item| item.count).sum();
         let counts: Vec<_> = [(self.mistakes, "mistake"), (warnings, "warning")]
             .into_iter()
@@ -348,7 +353,7 @@ impl Diagnostics {
 }
 
 impl Diagnostic {
-    fn new(mistake: Mistake, file: Option<Source<'_>>) -> Diagnostic {
+    fn new(mistake: Mistake, file: Option<ConfigText<'_>>) -> Diagnostic {
         let note = mistake.related.map(|(words, place)| format!("{words} {}", spot(&place, file)));
         let also_at = mistake.also_at.iter().map(|place| spot(place, file)).collect();
         let (origin, line, column, excerpt) = match (mistake.place, file) {
@@ -380,8 +385,8 @@ impl Diagnostic {
 
     fn group<'a>(&'a self, others: Option<&'a str>) -> Group<'a> {
         let level = match self.severity {
-            Severity::Mistake => Level::ERROR,
-            Severity::Warning => Level::WARNING,
+            DiagnosticSeverity::Mistake => Level::ERROR,
+            DiagnosticSeverity::Warning => Level::WARNING,
         };
         let title = level.primary_title(&self.message);
         let origin = Origin::path(&self.origin);
@@ -403,11 +408,11 @@ impl Diagnostic {
     }
 }
 
-fn source_name(file: Option<Source<'_>>) -> String {
+fn source_name(file: Option<ConfigText<'_>>) -> String {
     file.map_or("command line", |source| source.name).to_owned()
 }
 
-fn spot(place: &SourceLocation, file: Option<Source<'_>>) -> String {
+fn spot(place: &SourceLocation, file: Option<ConfigText<'_>>) -> String {
     match (place, file) {
         (SourceLocation::Text(span), Some(source)) => {
             let (name, text, span) = source.part(span);
@@ -491,7 +496,7 @@ mod tests {
         report.error(&SourceLocation::Whole, "bad value for `size`: \"x\"", "at least 1");
         assert_eq!(report.mistakes.borrow().len(), 4, "a few are told one by one");
         (-1000..-3).for_each(add);
-        let all = report.into_diagnostics(Some(Source::file("f", "x = 1\n"))).unwrap();
+        let all = report.into_diagnostics(Some(ConfigText::file("f", "x = 1\n"))).unwrap();
         let counts: Vec<_> = all.items().iter().map(|item| item.count).collect();
         assert_eq!((counts, all.mistakes), (vec![1000, 1], 1001));
         assert_eq!(all.items()[0].also_at.len(), MAX_SHOWN_PLACES);

@@ -7,7 +7,7 @@ use flagstone_blockdev::{DelayConfig, DelayTime, FaultConfig, FaultRate};
 
 use super::check::RawLayer;
 use super::mirror;
-use super::model::Layer;
+use super::model::LayerConfig;
 use super::performance;
 use super::profile::Catalogs;
 use super::reader::{Reader, suggestion};
@@ -92,7 +92,7 @@ fn order(volume: &Reader<'_>) -> Vec<LayerKey> {
 /// The layers of one key, if it can be read: one, except for a disk model with a profile, which
 /// has a limit and below it a latency.
 fn read_layer(key: LayerKey, volume: &Reader<'_>, catalogs: &Catalogs) -> Vec<RawLayer> {
-    let own = |read: &dyn Fn(&Reader<'_>) -> Vec<Layer>| {
+    let own = |read: &dyn Fn(&Reader<'_>) -> Vec<LayerConfig>| {
         let layers = volume.table(key.name()).map(|reader| read(&reader)).unwrap_or_default();
         layers.into_iter().map(|layer| RawLayer::Own(Box::new(layer))).collect()
     };
@@ -105,16 +105,20 @@ fn read_layer(key: LayerKey, volume: &Reader<'_>, catalogs: &Catalogs) -> Vec<Ra
             let mirror = volume.table(key.name());
             mirror.and_then(|reader| mirror::read_mirror(&reader, catalogs)).into_iter().collect()
         }
-        LayerKey::Limit => {
-            own(&|reader| vec![Layer::Limit(Box::new(performance::read_limit(reader, catalogs)))])
-        }
+        LayerKey::Limit => own(&|reader| {
+            vec![LayerConfig::Limit(Box::new(performance::read_limit(reader, catalogs)))]
+        }),
         LayerKey::DiskModel => own(&|reader| read_disk_model(volume, reader, catalogs)),
-        LayerKey::Delay => own(&|reader| vec![Layer::Delay(read_delay(reader))]),
-        LayerKey::Fault => own(&|reader| vec![Layer::Fault(read_fault(reader))]),
+        LayerKey::Delay => own(&|reader| vec![LayerConfig::Delay(read_delay(reader))]),
+        LayerKey::Fault => own(&|reader| vec![LayerConfig::Fault(read_fault(reader))]),
     }
 }
 
-fn read_disk_model(volume: &Reader<'_>, reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer> {
+fn read_disk_model(
+    volume: &Reader<'_>,
+    reader: &Reader<'_>,
+    catalogs: &Catalogs,
+) -> Vec<LayerConfig> {
     let (limit, latency) = performance::read_disk_model(reader, catalogs);
     if limit.is_some() && volume.has("limit") {
         let message = "`disk_model` with `profile` has the limits of the disk already";
@@ -122,8 +126,8 @@ fn read_disk_model(volume: &Reader<'_>, reader: &Reader<'_>, catalogs: &Catalogs
         let related = ("the limit is given at", &volume.key_place("limit"));
         reader.report().error_with(&reader.key_place("profile"), message, help, related);
     }
-    let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
-    limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
+    let limit = limit.map(|limit| LayerConfig::Limit(Box::new(limit)));
+    limit.into_iter().chain(latency.map(LayerConfig::DiskModel)).collect()
 }
 
 fn read_delay(reader: &Reader<'_>) -> DelayConfig {

@@ -42,17 +42,17 @@ use std::path::Path;
 
 pub use access::Exposure;
 pub use arguments::Arguments;
-pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use diagnostic::{Diagnostic, DiagnosticSeverity, Diagnostics};
 pub use model::{
     ApiRole, ApiTls, ApiUser, ArbiterStore, ArbiterTls, Backing, BucketStore, BucketUrl, Cloud,
-    Config, EtcdStore, HostAccess, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned, Server,
-    SharedLimit, Subsystem, Volume,
+    Config, DiskProfile, EtcdStore, HostAccess, LayerConfig, LimitConfig, MirrorConfig, Nbd, Nvme,
+    Peer, PeerTls, Provisioned, ServerSettings, Subsystem, Volume,
 };
 
 pub use flagstone_runtime::IoEngine;
 
 use check::RawConfig;
-use diagnostic::{Report, Source, SourceLocation};
+use diagnostic::{ConfigText, Report, SourceLocation};
 
 /// A valid configuration, and what is suspicious about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Config {
         text: &str,
         arguments: &Arguments,
     ) -> Result<Checked, Diagnostics> {
-        check_source(Source::file(name, text), arguments)
+        check_source(ConfigText::file(name, text), arguments)
     }
 
     pub fn from_args(arguments: &Arguments) -> Result<Config, Diagnostics> {
@@ -109,11 +109,11 @@ impl Config {
     pub fn check(path: &Path, arguments: &Arguments) -> Result<Checked, Diagnostics> {
         let name = path.display().to_string();
         let (text, files) = files::read_texts(path, &name)?;
-        check_source(Source { name: &name, text: &text, files: &files }, arguments)
+        check_source(ConfigText { name: &name, text: &text, files: &files }, arguments)
     }
 }
 
-fn check_source(source: Source<'_>, arguments: &Arguments) -> Result<Checked, Diagnostics> {
+fn check_source(source: ConfigText<'_>, arguments: &Arguments) -> Result<Checked, Diagnostics> {
     let report = Report::default();
     let raw = parse_toml(source.text, &report);
     finish(raw, report, arguments, Some(source))
@@ -146,7 +146,7 @@ fn finish(
     raw: Option<RawConfig>,
     report: Report,
     arguments: &Arguments,
-    file: Option<Source<'_>>,
+    file: Option<ConfigText<'_>>,
 ) -> Result<Checked, Diagnostics> {
     let config = raw.and_then(|mut raw| {
         arguments.apply(&mut raw, &report);

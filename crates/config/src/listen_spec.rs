@@ -22,7 +22,7 @@ use crate::uri::{AuthorityError, encoded, parse_authority, percent_decode, split
 
 /// A listener: its address, and the access that it gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listener {
+pub struct ConfiguredListener {
     pub spec: ListenSpec,
     /// The operator accepts hosts that prove no key.
     pub insecure: bool,

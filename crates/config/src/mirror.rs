@@ -10,14 +10,14 @@ use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Report, SourceLocation};
-use super::model::{Layer, Mirror, Peer};
+use super::model::{LayerConfig, MirrorConfig, Peer, PeerTls};
 use super::performance;
 use super::profile::Catalogs;
 use super::read::{file_path, key_path};
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
 use crate::limits::{MAX_FENCE_WORDS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
-use crate::listen_spec::{ListenSpec, Listener};
+use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
 use crate::uri::{HostPort, parse_authority};
@@ -39,7 +39,7 @@ pub(crate) struct RawMirror {
     failover: SourceLocation,
     /// The keys of [`TIMES`] that are written, and their places.
     failover_times: Vec<(&'static str, SourceLocation)>,
-    mirror: Mirror,
+    mirror: MirrorConfig,
 }
 
 impl RawMirror {
@@ -48,10 +48,10 @@ impl RawMirror {
     }
 
     /// The layer, once the peers' names are known to be good.
-    pub(crate) fn finish(self, peers: &BTreeMap<String, usize>) -> Option<Layer> {
+    pub(crate) fn finish(self, peers: &BTreeMap<String, usize>) -> Option<LayerConfig> {
         let peers = self.peers.iter().map(|name| peers.get(&name.value).copied());
         let peers = peers.collect::<Option<_>>()?;
-        Some(Layer::Mirror(Box::new(Mirror { peers, ..self.mirror })))
+        Some(LayerConfig::Mirror(Box::new(MirrorConfig { peers, ..self.mirror })))
     }
 }
 
@@ -102,7 +102,7 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
     let tls_key_file = reader.parsed("tls_key_file", key_path).map(|path| path.value);
-    let tls_optional = reader.choice("tls") == "allowed";
+    let tls = reader.one_of("tls", &PeerTls::ALL, PeerTls::name);
     let insecure = reader.boolean("insecure");
     let fence_command = fence_command(reader);
     let fence_timeout = reader.time_or_default("fence_timeout");
@@ -111,7 +111,7 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         key_file,
         insecure,
         tls_key_file,
-        tls_optional,
+        tls,
         host_addresses,
         address,
         connections,
@@ -160,26 +160,25 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
     let peers = read_peers(reader)?;
     let intent_log = reader.parsed("intent_log", str::parse::<DeviceSpec>);
     let group = reader.parsed("group", group_name);
-    let mirror = Mirror {
+    let mirror = MirrorConfig {
         peers: Vec::new(),
-        mode: one_of(reader, "mode", &Mode::ALL, Mode::name),
+        mode: reader.one_of("mode", &Mode::ALL, Mode::name),
         group: group.as_ref().map(|group| group.value.clone()),
-        ack: one_of(reader, "ack", &Ack::ALL, Ack::name),
-        on_peer_loss: one_of(reader, "on_peer_loss", &OnPeerLoss::ALL, OnPeerLoss::name),
-        after_split_brain: one_of(
-            reader,
+        ack: reader.one_of("ack", &Ack::ALL, Ack::name),
+        on_peer_loss: reader.one_of("on_peer_loss", &OnPeerLoss::ALL, OnPeerLoss::name),
+        after_split_brain: reader.one_of(
             "after_split_brain",
             &AfterSplitBrain::ALL,
             AfterSplitBrain::name,
         ),
-        failover: one_of(reader, "failover", &FailoverMode::ALL, FailoverMode::name),
+        failover: reader.one_of("failover", &FailoverMode::ALL, FailoverMode::name),
         failover_after: reader.time_or_default("failover_after"),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
         added_rtt: reader.time("added_rtt").map(|rtt| rtt.value).unwrap_or_default(),
         queue_bytes: reader.size_or_default("queue").value,
-        on_congestion: one_of(reader, "on_congestion", &OnCongestion::ALL, OnCongestion::name),
+        on_congestion: reader.one_of("on_congestion", &OnCongestion::ALL, OnCongestion::name),
         resync_max_bytes_per_s: reader.rate("resync_max").map(|rate| rate.value),
         resync_min_bytes_per_s: reader.rate_or_default("resync_min"),
         resync_adaptive: reader.boolean("resync_adaptive"),
@@ -231,7 +230,7 @@ fn read_peers(reader: &Reader<'_>) -> Option<Vec<Located<String>>> {
     None
 }
 
-fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer> {
+fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<LayerConfig> {
     let key = "intent_log_disk_model";
     let Some(model) = reader.table(key) else { return Vec::new() };
     if !reader.has("intent_log") {
@@ -240,14 +239,14 @@ fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer
         reader.report().error(&reader.key_place(key), message, help);
     }
     let (limit, latency) = performance::read_disk_model(&model, catalogs);
-    let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
-    limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
+    let limit = limit.map(|limit| LayerConfig::Limit(Box::new(limit)));
+    limit.into_iter().chain(latency.map(LayerConfig::DiskModel)).collect()
 }
 
 /// `every-write` on a real disk is a mistake: it is slower and adds no safety.
 fn read_intent_log_mode(reader: &Reader<'_>) -> IntentLogMode {
     let key = "intent_log_mode";
-    let mode = one_of(reader, key, &IntentLogMode::ALL, IntentLogMode::name);
+    let mode = reader.one_of(key, &IntentLogMode::ALL, IntentLogMode::name);
     if mode == IntentLogMode::EveryWrite && !reader.has("intent_log_disk_model") {
         let help = "remove it: only `flagstone lab mirror` uses it, with `intent_log_disk_model`";
         let message = "`every-write` with a log on a real disk";
@@ -256,19 +255,8 @@ fn read_intent_log_mode(reader: &Reader<'_>) -> IntentLogMode {
     mode
 }
 
-/// The value of `all` whose name is written at `key`; the first after a mistake, which is reported.
-fn one_of<T: Copy>(
-    reader: &Reader<'_>,
-    key: &str,
-    all: &[T],
-    name: impl Fn(T) -> &'static str,
-) -> T {
-    let written = reader.choice(key);
-    all.iter().copied().find(|value| name(*value) == written).unwrap_or(all[0])
-}
-
 /// Reports keys of the other mode, which have no effect.
-fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
+fn refuse_idle_keys(reader: &Reader<'_>, mirror: &MirrorConfig) {
     let (keys, needed): (&[&str], _) = match mirror.mode {
         Mode::Sync => (&["queue", "on_congestion"], "async"),
         Mode::Async => (&["ack", "on_peer_loss"], "sync"),
@@ -283,7 +271,7 @@ fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
 /// Checks mirrors against the rest of the file. Returns the index of each peer by name.
 pub(crate) fn check_mirrors(
     raw: &RawConfig,
-    listen: &[Located<Listener>],
+    listen: &[Located<ConfiguredListener>],
     report: &Report,
 ) -> BTreeMap<String, usize> {
     let named = raw.peers.iter().enumerate();
@@ -306,9 +294,9 @@ pub(crate) fn check_mirrors(
     peers
 }
 
-/// All volumes of a group have one peer, the same one, and the same mode and failover. Its name is not that of a
-/// volume. No peer acknowledges from memory: after a power loss of it, a volume could lack a write
-/// that another volume's write depends on.
+/// All volumes of a group have one peer, the same one, and the same mode and failover. Its name is
+/// not that of a volume. No peer acknowledges from memory: after a power loss of it, a volume
+/// could lack a write that another volume's write depends on.
 fn check_groups(raw: &RawConfig, report: &Report) {
     let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
     for mirror in raw.volumes.iter().flat_map(mirrors) {
@@ -439,7 +427,7 @@ fn check_surroundings(
     raw: &RawConfig,
     volume: &RawVolume,
     mirror: &RawMirror,
-    listen: &[Located<Listener>],
+    listen: &[Located<ConfiguredListener>],
     report: &Report,
 ) {
     if raw.server.node.is_none() {

@@ -17,16 +17,16 @@ use flagstone_runtime::IoEngine;
 use crate::access;
 use crate::api_spec::ApiSpec;
 use crate::device_spec::{DeviceSpec, HostPort};
-use crate::listen_spec::Listener;
+use crate::listen_spec::ConfiguredListener;
 use crate::names::{Uuid, derived_uuid, serial_of};
 
 /// A complete, consistent configuration. Devices and addresses are checked when they are opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    pub server: Server,
+    pub server: ServerSettings,
     /// The volumes, in the order of the file; at least one, unless there may be pools.
     pub volumes: Vec<Volume>,
-    pub limits: Vec<SharedLimit>,
+    pub limits: Vec<LimitConfig>,
     pub peers: Vec<Peer>,
     /// The hosts that have keys, in the order of the file.
     pub hosts: Vec<HostAccess>,
@@ -41,9 +41,9 @@ pub struct Config {
 
 /// `[server]`
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerSettings {
     /// Addresses to serve on; at least one, no two the same.
-    pub listen: Vec<Listener>,
+    pub listen: Vec<ConfiguredListener>,
     /// Executor threads; `None` for one a CPU.
     pub cores: Option<u32>,
     /// Hard limit of pooled I/O buffers, in bytes.
@@ -193,7 +193,7 @@ pub struct Nbd {
 pub struct Volume {
     pub name: String,
     /// The layers from the host's side down.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<LayerConfig>,
     /// The storage below the last layer.
     pub backing: Backing,
     /// 512 or 4,096; `None` for the device's own.
@@ -206,14 +206,14 @@ pub struct Volume {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Layer {
+pub enum LayerConfig {
     Delay(DelayConfig),
     Fault(FaultConfig),
     Limit(Box<Provisioned>),
     /// Rate limit layer shared with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
     DiskModel(DiskModelConfig),
-    Mirror(Box<Mirror>),
+    Mirror(Box<MirrorConfig>),
 }
 
 /// `[host.NAME]`: a host that has to authenticate.
@@ -276,6 +276,27 @@ pub struct ApiUser {
     pub certificate_name: Option<String>,
 }
 
+/// TLS of a peer that has a key for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerTls {
+    /// Connections without TLS are refused.
+    Required,
+    /// Connections without TLS are accepted, and made if the peer speaks none.
+    Allowed,
+}
+
+impl PeerTls {
+    pub(crate) const ALL: [PeerTls; 2] = [PeerTls::Required, PeerTls::Allowed];
+
+    /// Name in the configuration.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            PeerTls::Required => "required",
+            PeerTls::Allowed => "allowed",
+        }
+    }
+}
+
 /// `[peer.NAME]`: another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
@@ -287,8 +308,8 @@ pub struct Peer {
     pub insecure: bool,
     /// Absolute path of the key for TLS of both nodes.
     pub tls_key_file: Option<PathBuf>,
-    /// Connections without TLS are accepted, and made if the peer speaks none.
-    pub tls_optional: bool,
+    /// Whether connections need the key for TLS.
+    pub tls: PeerTls,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
@@ -308,7 +329,7 @@ pub struct Peer {
 impl Peer {
     /// Returns true if it has to prove a key, for authentication or TLS, on each connection.
     pub fn is_keyed(&self) -> bool {
-        self.key_file.is_some() || self.tls_key_file.is_some() && !self.tls_optional
+        self.key_file.is_some() || self.tls_key_file.is_some() && self.tls == PeerTls::Required
     }
 
     pub fn reached_by_hosts(&self) -> &[HostPort] {
@@ -317,7 +338,7 @@ impl Peer {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mirror {
+pub struct MirrorConfig {
     /// Indices into [`Config::peers`], one or two.
     pub peers: Vec<usize>,
     pub mode: Mode,
@@ -334,7 +355,7 @@ pub struct Mirror {
     /// Device of the write-intent log; `None` for the end of the volume's own device.
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.
-    pub intent_log_layers: Vec<Layer>,
+    pub intent_log_layers: Vec<LayerConfig>,
     /// Records of the log before data is written.
     pub intent_log_mode: IntentLogMode,
     /// Added to the round trip of the link, for labs and tests.
@@ -357,7 +378,7 @@ pub struct Mirror {
 
 /// `[limit.NAME]`: a limit that several volumes share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedLimit {
+pub struct LimitConfig {
     pub name: String,
     pub limit: Provisioned,
 }
@@ -366,7 +387,7 @@ pub struct SharedLimit {
 pub struct Provisioned {
     pub numbers: Limit,
     /// The disk profile of the numbers; `None` if the file has the numbers.
-    pub profile: Option<Box<Profile>>,
+    pub profile: Option<Box<DiskProfile>>,
 }
 
 impl From<Limit> for Provisioned {
@@ -377,7 +398,7 @@ impl From<Limit> for Provisioned {
 
 /// Description of a disk profile, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Profile {
+pub struct DiskProfile {
     /// Such as `500 GiB of pd-ssd on n2-standard-8`.
     pub disk: String,
     pub catalog: String,
@@ -446,9 +467,9 @@ impl Config {
 }
 
 impl Volume {
-    pub fn mirror(&self) -> Option<&Mirror> {
+    pub fn mirror(&self) -> Option<&MirrorConfig> {
         self.layers.iter().find_map(|layer| match layer {
-            Layer::Mirror(mirror) => Some(mirror.as_ref()),
+            LayerConfig::Mirror(mirror) => Some(mirror.as_ref()),
             _ => None,
         })
     }

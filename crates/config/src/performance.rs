@@ -76,24 +76,23 @@ fn read_budget(reader: &Reader<'_>, burst: Option<&Reader<'_>>, key: &str, unit:
     let (read_key, write_key, mix_key) =
         (format!("read_{key}"), format!("write_{key}"), format!("{key}_mix"));
     let (total, read, write) = (rate(key), rate(&read_key), rate(&write_key));
-    let shared = reader.choice(&mix_key) == "shared";
+    let mix = reader.one_of(&mix_key, &Mix::ALL, Mix::name);
     let mistake = |message: String, help: String| {
         reader.report().error(&reader.key_place(&mix_key), message, help);
     };
-    if shared && !(reader.has(&read_key) && reader.has(&write_key)) {
+    if mix == Mix::Shared && !(reader.has(&read_key) && reader.has(&write_key)) {
         mistake(
             format!("`{mix_key}` needs both `{read_key}` and `{write_key}`"),
             format!("write both, or `{key}` alone for a budget that counts both the same"),
         );
     }
     let bursts = [read, write].map(|rate| rate.and_then(|rate| rate.burst).is_some());
-    if shared && bursts[0] != bursts[1] {
+    if mix == Mix::Shared && bursts[0] != bursts[1] {
         mistake(
             format!("only one of `{read_key}` and `{write_key}` has a burst"),
             format!("with {mix_key} = \"shared\" they have one budget: write a burst of both"),
         );
     }
-    let mix = if shared { Mix::Shared } else { Mix::Separate };
     Budget { total, read, write, mix }
 }
 

@@ -22,7 +22,7 @@ use flagstone_cloud::{
 use flagstone_limit::{Budget, IoSize, IoStep, Limit, LimitError, Rate};
 
 use super::diagnostic::{SourceLocation, shown};
-use super::model::{Profile, Provisioned};
+use super::model::{DiskProfile, Provisioned};
 use super::reader::Reader;
 use super::schema::PROFILE;
 use crate::limits::MAX_CATALOGS;
@@ -364,7 +364,7 @@ fn described(configuration: &DiskConfiguration) -> String {
 
 /// Description of the disk for people, with the confidence and the remarks of the sources of its
 /// numbers for every kind of I/O.
-fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> Profile {
+fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> DiskProfile {
     let mut confidence = Confidence::A;
     let mut remarks = Vec::new();
     let mut add = |remark: String| {
@@ -375,18 +375,14 @@ fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> Profile {
     for block_bytes in [4 << 10, 64 << 10, 1 << 20] {
         for read_percent in [100, 0, 50] {
             let workload = Workload::random(block_bytes, read_percent);
-            let Ok(found) = catalog.predict(configuration, &workload) else { continue };
+            let Ok(mut found) = catalog.predict(configuration, &workload) else { continue };
+            found.ignore_price();
             let enforced = |limit: &&flagstone_cloud::PredictedLimit| {
                 !matches!(limit.kind, LimitKind::Cpu | LimitKind::QueueDepth)
             };
             let binding = found.limits.iter().find(enforced);
             confidence = confidence.max(binding.map_or(Confidence::A, |limit| limit.confidence));
-            found.not_known.into_iter().for_each(|what| {
-                // The price is irrelevant here.
-                if !what.contains("price") {
-                    add(format!("not known: {what}"));
-                }
-            });
+            found.not_known.into_iter().for_each(|what| add(format!("not known: {what}")));
             for touched in found.inconsistencies {
                 let used = touched.used.map(|used| format!("; taken here: {used}"));
                 add(format!(
@@ -410,7 +406,7 @@ fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> Profile {
         bytes => format!("{} of ", format_size(bytes)),
     };
     let regional = if configuration.regional { "regional " } else { "" };
-    Profile {
+    DiskProfile {
         disk: format!(
             "{disks}{size}{regional}{} on {}",
             configuration.kind, configuration.machine.name

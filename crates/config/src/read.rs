@@ -16,7 +16,7 @@ use super::mirror;
 use super::model::{HostAccess, Nbd, Nvme};
 use super::performance;
 use super::profile::Catalogs;
-use super::reader::{Entries, Entry, Reader, bare, place_of, suggestion};
+use super::reader::{Entries, ListEntry, Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
 use crate::api_spec::{ApiSpec, parse_metrics};
 use crate::device_spec::DeviceSpec;
@@ -24,7 +24,7 @@ use crate::limits::{
     MAX_ALLOWED_HOSTS, MAX_API_USERS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_PEERS,
     MAX_SHARED_LIMITS, MAX_STRIPE_DEVICES, MAX_VOLUMES,
 };
-use crate::listen_spec::{ListenSpec, Listener};
+use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::{self, NameError};
 
 const ROOT: [&str; 8] =
@@ -143,7 +143,7 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
     }
 }
 
-fn read_listen(reader: &Reader<'_>) -> Option<Vec<Located<Listener>>> {
+fn read_listen(reader: &Reader<'_>) -> Option<Vec<Located<ConfiguredListener>>> {
     let Entries { entries, place } = reader.entries("listen", MAX_LISTEN)?;
     let report = reader.report();
     if entries.is_empty() {
@@ -151,22 +151,27 @@ fn read_listen(reader: &Reader<'_>) -> Option<Vec<Located<Listener>>> {
         report.error(&place, "nothing to listen on", help);
     }
     let listener = |entry| match entry {
-        Entry::Text(Located { value: text, place }) => match text.parse() {
-            Ok(spec) => Some(Located { value: Listener { spec, insecure: false }, place }),
+        ListEntry::Text(Located { value: text, place }) => match text.parse() {
+            Ok(spec) => {
+                Some(Located { value: ConfiguredListener { spec, insecure: false }, place })
+            }
             Err(error) => {
                 report.error(&place, format!("bad entry in `listen`: {}", shown(text)), error);
                 None
             }
         },
-        Entry::Table(table) => {
+        ListEntry::Table(table) => {
             if !table.has("url") {
                 let help = "write url = \"nvme-tcp://ADDRESS:PORT\"";
                 report.error(table.place(), "an entry of `listen` has no url", help);
             }
             let Located { value: spec, place } = table.parsed("url", str::parse::<ListenSpec>)?;
-            Some(Located { value: Listener { spec, insecure: table.boolean("insecure") }, place })
+            Some(Located {
+                value: ConfiguredListener { spec, insecure: table.boolean("insecure") },
+                place,
+            })
         }
-        Entry::Other(_) => None,
+        ListEntry::Other(_) => None,
     };
     Some(entries.into_iter().take(MAX_LISTEN).filter_map(listener).collect())
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use toml_edit::{Item, TableLike, Value};
 
-use super::diagnostic::{Located, Message, Report, SourceLocation, shown};
-use super::schema::{Key, Kind, Section, SizeRule};
+use super::diagnostic::{DiagnosticText, Located, Report, SourceLocation, shown};
+use super::schema::{Key, Section, SizeRule, ValueKind};
 use flagstone_units::{
     format_duration, format_rate, format_size, missing_size_unit, nearest_name, parse_duration,
     parse_rate, parse_size,
@@ -33,11 +33,11 @@ pub(crate) struct List<T> {
 
 /// A list whose entries are texts or tables.
 pub(crate) struct Entries<'a> {
-    pub(crate) entries: Vec<Entry<'a>>,
+    pub(crate) entries: Vec<ListEntry<'a>>,
     pub(crate) place: SourceLocation,
 }
 
-pub(crate) enum Entry<'a> {
+pub(crate) enum ListEntry<'a> {
     Text(Located<&'a str>),
     Table(Reader<'a>),
     /// A type that is no entry, which has been reported.
@@ -64,8 +64,8 @@ impl<'a> Reader<'a> {
         let Some(table) = item.as_table_like() else {
             let found = described(item.type_name());
             let place = place_of(item.span(), &place);
-            let help = Kind::Table(schema).expected();
-            let message = Message::of_table(&title, schema.path, |title| {
+            let help = ValueKind::Table(schema).expected();
+            let message = DiagnosticText::of_table(&title, schema.path, |title| {
                 format!("`{title}` is a table, found {found}")
             });
             report.error(&place, message, help);
@@ -87,8 +87,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(crate) fn message(&self, write: impl Fn(&str) -> String) -> Message {
-        Message::of_table(&self.title, self.schema.path, write)
+    pub(crate) fn message(&self, write: impl Fn(&str) -> String) -> DiagnosticText {
+        DiagnosticText::of_table(&self.title, self.schema.path, write)
     }
 
     fn unknown_keys(&self) -> impl Iterator<Item = &'a str> {
@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
     fn read<T>(
         &self,
         name: &str,
-        convert: impl FnOnce(&Item, &Kind) -> Option<Result<T, String>>,
+        convert: impl FnOnce(&Item, &ValueKind) -> Option<Result<T, String>>,
     ) -> Option<Located<T>> {
         let key = self.key(name);
         let (item, place) = self.value(name)?;
@@ -245,6 +245,17 @@ impl<'a> Reader<'a> {
         value.map_or_else(|| self.key(name).default.to_owned(), |word| word.value)
     }
 
+    /// The value of `all` whose name is written; the first after a mistake, which is reported.
+    pub(crate) fn one_of<T: Copy>(
+        &self,
+        name: &str,
+        all: &[T],
+        name_of: impl Fn(T) -> &'static str,
+    ) -> T {
+        let written = self.choice(name);
+        all.iter().copied().find(|value| name_of(*value) == written).unwrap_or(all[0])
+    }
+
     /// A text in a grammar of its own, if written and right.
     pub(crate) fn parsed<T, E: Display>(
         &self,
@@ -307,7 +318,7 @@ impl<'a> Reader<'a> {
     /// mistake.
     pub(crate) fn entries(&self, name: &str, max: usize) -> Option<Entries<'a>> {
         let key = self.key(name);
-        let Kind::Entries(_, section) = key.kind else {
+        let ValueKind::Entries(_, section) = key.kind else {
             unreachable!("the parser asks for entries where its schema has entries")
         };
         let (item, place) = self.value(name)?;
@@ -316,7 +327,7 @@ impl<'a> Reader<'a> {
             let (schema, title, report) = (section, title.clone(), self.report);
             let reader = Reader { schema, title, table: Some(table), place, report };
             reader.refuse_unknown_keys();
-            Entry::Table(reader)
+            ListEntry::Table(reader)
         };
         let entries: Vec<_> = match item {
             Item::Value(Value::Array(array)) => array
@@ -325,8 +336,10 @@ impl<'a> Reader<'a> {
                     let place = place_of(value.span(), &place);
                     match value {
                         Value::InlineTable(inline) => table(inline, place),
-                        Value::String(text) => Entry::Text(Located { value: text.value(), place }),
-                        other => Entry::Other(Located { value: other.type_name(), place }),
+                        Value::String(text) => {
+                            ListEntry::Text(Located { value: text.value(), place })
+                        }
+                        other => ListEntry::Other(Located { value: other.type_name(), place }),
                     }
                 })
                 .collect(),
@@ -339,7 +352,7 @@ impl<'a> Reader<'a> {
             }
         };
         for entry in &entries {
-            if let Entry::Other(other) = entry {
+            if let ListEntry::Other(other) = entry {
                 let message = format!("an entry of `{name}` is {}", described(other.value));
                 self.report.error(&other.place, message, key.kind.expected());
             }
@@ -353,7 +366,7 @@ impl<'a> Reader<'a> {
 
     /// The table at a key, if it is written and is a table.
     pub(crate) fn table(&self, name: &str) -> Option<Reader<'a>> {
-        let Kind::Table(schema) = self.key(name).kind else {
+        let ValueKind::Table(schema) = self.key(name).kind else {
             unreachable!("the parser asks for tables where its schema has tables")
         };
         let item = self.item(name)?;
@@ -398,17 +411,17 @@ pub(crate) fn suggestion(name: &str, known: &[&str]) -> String {
     }
 }
 
-pub(crate) fn count_in_range(number: i128, kind: &Kind) -> Result<u64, String> {
+pub(crate) fn count_in_range(number: i128, kind: &ValueKind) -> Result<u64, String> {
     match (kind, u64::try_from(number)) {
-        (Kind::Count(range), Ok(number)) if range.contains(&number) => Ok(number),
+        (ValueKind::Count(range), Ok(number)) if range.contains(&number) => Ok(number),
         _ => Err(kind.expected()),
     }
 }
 
-pub(crate) fn size_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
+pub(crate) fn size_from_text(text: &str, kind: &ValueKind) -> Result<u64, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
     match kind {
-        Kind::Size(range, _) => missing_size_unit(text, range).map_or_else(
+        ValueKind::Size(range, _) => missing_size_unit(text, range).map_or_else(
             || size_in_range(bytes, kind),
             |help| Err(format!("{help}; it is {}", kind.range())),
         ),
@@ -416,8 +429,8 @@ pub(crate) fn size_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
     }
 }
 
-fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {
-    let Kind::Size(range, rule) = kind else { return Err(kind.expected()) };
+fn size_in_range(bytes: u64, kind: &ValueKind) -> Result<u64, String> {
+    let ValueKind::Size(range, rule) = kind else { return Err(kind.expected()) };
     let (min, max) = (*range.start(), *range.end());
     // A size that fits, and the distance to the next one.
     let power = 1 << bytes.max(1).ilog2();
@@ -442,7 +455,7 @@ fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {
 fn in_range<T: Ord + Copy>(
     value: T,
     range: &RangeInclusive<T>,
-    kind: &Kind,
+    kind: &ValueKind,
     format: fn(T) -> String,
 ) -> Result<T, String> {
     match value.clamp(*range.start(), *range.end()) {
@@ -451,21 +464,21 @@ fn in_range<T: Ord + Copy>(
     }
 }
 
-pub(crate) fn rate_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
-    let Kind::Rate(range) = kind else { return Err(kind.expected()) };
+pub(crate) fn rate_from_text(text: &str, kind: &ValueKind) -> Result<u64, String> {
+    let ValueKind::Rate(range) = kind else { return Err(kind.expected()) };
     let rate = parse_rate(text).map_err(|error| error.to_string())?;
     in_range(rate, range, kind, format_rate)
 }
 
-pub(crate) fn time_from_text(text: &str, kind: &Kind) -> Result<Duration, String> {
-    let Kind::Time(range) = kind else { return Err(kind.expected()) };
+pub(crate) fn time_from_text(text: &str, kind: &ValueKind) -> Result<Duration, String> {
+    let ValueKind::Time(range) = kind else { return Err(kind.expected()) };
     let time = parse_duration(text).map_err(|error| error.to_string())?;
     in_range(time, range, kind, format_duration)
 }
 
-pub(crate) fn word_from_text(text: &str, kind: &Kind) -> Result<String, String> {
+pub(crate) fn word_from_text(text: &str, kind: &ValueKind) -> Result<String, String> {
     match kind {
-        Kind::Choice(words) if words.contains(&text) => Ok(text.to_owned()),
+        ValueKind::Choice(words) if words.contains(&text) => Ok(text.to_owned()),
         _ => Err(kind.expected()),
     }
 }
@@ -482,17 +495,19 @@ mod tests {
                 continue;
             }
             let checked = match key.kind {
-                Kind::Boolean => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
-                Kind::Count(_) => {
+                ValueKind::Boolean => {
+                    key.default.parse::<bool>().map(drop).map_err(|e| e.to_string())
+                }
+                ValueKind::Count(_) => {
                     count_in_range(key.default.parse().unwrap_or(-1), &key.kind).map(drop)
                 }
-                Kind::Size(..) => size_from_text(key.default, &key.kind).map(drop),
-                Kind::Rate(_) => rate_from_text(key.default, &key.kind).map(drop),
-                Kind::Time(_) => time_from_text(key.default, &key.kind).map(drop),
-                Kind::Choice(_) => word_from_text(key.default, &key.kind).map(drop),
-                Kind::Text("NQN") => crate::names::check_nqn(&format!("{}:x", key.default))
+                ValueKind::Size(..) => size_from_text(key.default, &key.kind).map(drop),
+                ValueKind::Rate(_) => rate_from_text(key.default, &key.kind).map(drop),
+                ValueKind::Time(_) => time_from_text(key.default, &key.kind).map(drop),
+                ValueKind::Choice(_) => word_from_text(key.default, &key.kind).map(drop),
+                ValueKind::Text("NQN") => crate::names::check_nqn(&format!("{}:x", key.default))
                     .map_err(|e| e.to_string()),
-                Kind::Text("key prefix") => {
+                ValueKind::Text("key prefix") => {
                     crate::arbiter::key_prefix(key.default).map(drop).map_err(str::to_owned)
                 }
                 _ => Err("this kind has no default".to_owned()),
@@ -512,7 +527,7 @@ mod tests {
 
     #[test]
     fn size_error_names_nearest_valid_size() {
-        let kind = Kind::Size(4096..=1 << 20, SizeRule::PowerOfTwo);
+        let kind = ValueKind::Size(4096..=1 << 20, SizeRule::PowerOfTwo);
         let help = size_from_text("5000", &kind).unwrap_err();
         assert!(help.starts_with("write 4KiB or 8KiB: "), "{help}");
         assert!(size_from_text("0", &kind).unwrap_err().starts_with("write 4KiB: "));

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use toml_edit::{Item, Value};
 
-use crate::schema::{Key, Kind, SECTIONS, Section};
+use crate::schema::{Key, SECTIONS, Section, ValueKind};
 use crate::starter::{key, quoted};
 use crate::{Diagnostics, files};
 
@@ -124,11 +124,11 @@ impl Place {
             }
             Place::Names(section) => Place::Section(section),
             Place::Section(section) => match section.key(name) {
-                Some(Key { kind: Kind::Table(section), .. }) => Place::Section(section),
+                Some(Key { kind: ValueKind::Table(section), .. }) => Place::Section(section),
                 Some(key) if !is_secret(name) => Place::Key(key),
                 _ => Place::Unknown,
             },
-            Place::Key(Key { kind: Kind::Entries(_, section), .. }) => {
+            Place::Key(Key { kind: ValueKind::Entries(_, section), .. }) => {
                 Place::Section(section).child(name)
             }
             Place::Key(_) | Place::Unknown => Place::Unknown,
@@ -165,7 +165,7 @@ fn shown(place: Place, value: &Value) -> String {
             let entries: Vec<_> = table.iter().map(entry).collect();
             format!("{{ {} }}", entries.join(", "))
         }
-        (Place::Key(Key { kind: Kind::Command, .. }), _) => quoted(REDACTED),
+        (Place::Key(Key { kind: ValueKind::Command, .. }), _) => quoted(REDACTED),
         (Place::Key(key), Value::String(string)) => quoted(&address(key, string.value())),
         (Place::Key(_), Value::Integer(number)) => number.value().to_string(),
         (Place::Key(_), Value::Float(number)) => number.value().to_string(),
@@ -178,7 +178,7 @@ fn shown(place: Place, value: &Value) -> String {
 /// An entry of a list. Of a command only the program is shown.
 fn entry(place: Place, at: usize, value: &Value) -> String {
     match (place, value) {
-        (Place::Key(Key { kind: Kind::Command, .. }), Value::String(program))
+        (Place::Key(Key { kind: ValueKind::Command, .. }), Value::String(program))
             if at == 0
                 && program.value().starts_with('/')
                 && !program.value().contains(char::is_whitespace) =>
@@ -210,7 +210,7 @@ const OPEN_OPTIONS: [&str; 10] = [
 fn address(key: &Key, value: &str) -> String {
     let value = text(value);
     let is_address = matches!(key.kind,
-        Kind::Text(kind) | Kind::List(kind) | Kind::Entries(kind, _) if ADDRESSES.contains(&kind));
+        ValueKind::Text(kind) | ValueKind::List(kind) | ValueKind::Entries(kind, _) if ADDRESSES.contains(&kind));
     // `text` has removed the user of an address with a scheme.
     let value = match value.rfind('@').filter(|_| is_address && !value.contains("://")) {
         Some(at) => format!("{REDACTED}{}", &value[at..]),
@@ -280,16 +280,16 @@ mod tests {
             let path = section.path.replace("NAME", "x");
             for key in section.all_keys() {
                 let texts = match key.kind {
-                    Kind::Text(kind) | Kind::List(kind) | Kind::Entries(kind, _) => {
+                    ValueKind::Text(kind) | ValueKind::List(kind) | ValueKind::Entries(kind, _) => {
                         secrets_in(key.name, kind)
                     }
-                    Kind::Command => vec!["-P", CANARY],
+                    ValueKind::Command => vec!["-P", CANARY],
                     _ => Vec::new(),
                 };
                 let texts: Vec<_> = texts.iter().map(|text| quoted(text)).collect();
                 let values = match key.kind {
-                    Kind::Text(_) => texts,
-                    Kind::Command => vec![format!("[\"/sbin/fence\", {}]", texts.join(", "))],
+                    ValueKind::Text(_) => texts,
+                    ValueKind::Command => vec![format!("[\"/sbin/fence\", {}]", texts.join(", "))],
                     _ => texts.iter().map(|text| format!("[{text}]")).collect(),
                 };
                 for value in values {

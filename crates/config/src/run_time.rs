@@ -1,7 +1,7 @@
 //! Volumes made at run time: the table of a volume without its device, checked as in a file.
 
 use super::check;
-use super::diagnostic::{Diagnostics, Located, Report, Source, SourceLocation};
+use super::diagnostic::{ConfigText, Diagnostics, Located, Report, SourceLocation};
 use super::{Backing, Config, Subsystem, Volume, parse_toml, syntax_help};
 use crate::names::check_volume_name;
 
@@ -23,7 +23,7 @@ impl Config {
     ) -> Result<(Volume, Subsystem), Diagnostics> {
         let report = Report::default();
         let text = format!("[volume.\"{name}\"]\n{settings}");
-        let source = Source::file("settings", &text);
+        let source = ConfigText::file("settings", &text);
         if let Err(error) = check_volume_name(name) {
             report.error(&SourceLocation::Whole, "bad volume name", error);
         } else {
@@ -87,7 +87,7 @@ fn refuse_others(name: &str, text: &str, report: &Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Layer;
+    use crate::LayerConfig;
 
     fn running() -> Config {
         let text = "[server.nvme]\nnqn_prefix = \"nqn.2026-01.io.x\"\n[limit.spare]\niops = 7\n\
@@ -101,7 +101,7 @@ mod tests {
                         block_size = 512\nallow_hosts = [\"nqn.2026-01.io.h:1\"]";
         let (volume, subsystem) = running().pool_volume("fast", "d.b", settings).unwrap();
         assert_eq!(volume.backing, Backing::Pool("fast".to_owned()));
-        assert!(matches!(volume.layers[..], [Layer::SharedLimit(1), Layer::Limit(_)]));
+        assert!(matches!(volume.layers[..], [LayerConfig::SharedLimit(1), LayerConfig::Limit(_)]));
         assert_eq!((volume.read_only, volume.block_size_bytes), (true, Some(512)));
         assert_eq!(subsystem.nqn, "nqn.2026-01.io.x:d.b");
         assert_eq!(subsystem.allow_hosts.unwrap(), ["nqn.2026-01.io.h:1"]);

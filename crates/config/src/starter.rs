@@ -58,6 +58,11 @@ impl StarterNode {
         parsed.map_or_else(|_| self.address.clone(), |address| address.host.to_string())
     }
 
+    /// TCP port at which the other node reaches it.
+    pub fn port(&self) -> u16 {
+        parse_authority(&self.address, NVME_TCP_PORT).map_or(NVME_TCP_PORT, |address| address.port)
+    }
+
     /// Returns true if only this machine can reach its address.
     pub fn is_local(&self) -> bool {
         let parsed = parse_authority(&self.address, NVME_TCP_PORT);

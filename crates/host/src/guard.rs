@@ -10,7 +10,7 @@ use std::io::{self, Cursor};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use rustix::fs::{OFlags, SeekFrom};
 
 use crate::inspect::{InspectTarget, UseKind, inspect, signatures};
@@ -93,7 +93,7 @@ fn data_of(found: &DeviceUse, own_file: bool) -> Option<String> {
     match found.target {
         InspectTarget::File { .. } if own_file || is_hole(&found.path) => None,
         InspectTarget::File { size_bytes } if size_bytes > 0 => {
-            let what = format!("a file of {} with data", size_text(size_bytes));
+            let what = format!("a file of {} with data", exact_size(size_bytes));
             Some(std::iter::once(what).chain(found.reasons()).collect::<Vec<_>>().join("; "))
         }
         InspectTarget::BlockDevice { .. } if found.is_free() => data_of_device(&found.path),
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(check_path("p", &path, write(false)), Ok(GuardVerdict::Absent));
         std::fs::write(&path, vec![1; 8192]).unwrap();
         let refused = check_path("p", &path, write(false)).unwrap_err().to_string();
-        let text = "p is not written to: a file of 8KiB with data\n\
+        let text = "p is not written to: a file of 8 KiB with data\n\
                     if its data may be destroyed, say --destroy-data=p";
         assert_eq!(refused, text);
         assert_eq!(check_path("p", &path, write(true)), Ok(GuardVerdict::Free));

@@ -3,7 +3,7 @@
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::{coefficient_of_variation_percent, median};
-use flagstone_bench::table::Table;
+use flagstone_bench::table::{Table, UNKNOWN};
 use flagstone_units::grouped;
 use serde::Serialize;
 
@@ -66,7 +66,7 @@ pub(crate) fn percent(value: Option<f64>, decimals: usize) -> String {
 }
 
 pub(crate) fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
-    value.map_or_else(|| "-".to_owned(), text)
+    value.map_or_else(|| UNKNOWN.to_owned(), text)
 }
 
 #[cfg(test)]

@@ -374,7 +374,7 @@ mod tests {
     use super::*;
     use crate::bed::tests::{given, run_options};
     use flagstone_bench::provenance::Provenance;
-    use flagstone_config::{Config, Layer};
+    use flagstone_config::{Config, LayerConfig};
 
     #[derive(Default)]
     struct Notes(Vec<String>);
@@ -424,7 +424,7 @@ mod tests {
             Config::parse("lab", &volumes).unwrap_or_else(|wrong| panic!("{wrong}\n{volumes}"));
         assert_eq!(config.volumes.len(), PUBLISHED.len());
         for volume in &config.volumes {
-            assert!(volume.layers.iter().any(|layer| matches!(layer, Layer::Limit(_))));
+            assert!(volume.layers.iter().any(|layer| matches!(layer, LayerConfig::Limit(_))));
         }
     }
 

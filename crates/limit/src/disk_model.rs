@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::stats::CallKind;
 use flagstone_blockdev::{IoFuture, Layer, SharedDevice};
 use flagstone_runtime::{rng, time};
 
@@ -93,12 +93,12 @@ impl Layer for DiskModelLayer {
 
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         _offset: u64,
         _len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
-        let distribution = if call == Call::Read { self.read } else { self.write };
+        let distribution = if call == CallKind::Read { self.read } else { self.write };
         let Some(distribution) = distribution else { return make(&self.child) };
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let sleep = time::sleep(distribution.draw(rng::split_mix64_at(self.seed, number)));

@@ -6,14 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::meter::{CLASSES, DOMAINS, Ticks};
-use crate::waiting::Lane;
+use crate::meter::{CLASSES, DOMAINS, MeterTime};
+use crate::waiting::CommandLane;
 
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     /// End of its last command in virtual time.
-    pub(crate) finish: [Ticks; DOMAINS],
-    pub(crate) lanes: [Lane; CLASSES.len()],
+    pub(crate) finish: [MeterTime; DOMAINS],
+    pub(crate) lanes: [CommandLane; CLASSES.len()],
     /// Whether a lane has an entry in the turn queue.
     pub(crate) queued: [bool; CLASSES.len()],
     pub(crate) waiting: u32,
@@ -43,7 +43,7 @@ impl Flows {
     }
 
     /// The slot of flow `id`. A new flow starts at the virtual times `now`.
-    pub(crate) fn slot(&mut self, id: u64, now: &[Ticks; DOMAINS]) -> u32 {
+    pub(crate) fn slot(&mut self, id: u64, now: &[MeterTime; DOMAINS]) -> u32 {
         if let Some((latest, slot)) = self.latest
             && latest == id
         {
@@ -57,7 +57,7 @@ impl Flows {
         slot
     }
 
-    fn begin(&mut self, id: u64, now: &[Ticks; DOMAINS]) -> u32 {
+    fn begin(&mut self, id: u64, now: &[MeterTime; DOMAINS]) -> u32 {
         if self.index.len() >= self.max {
             self.forget(now);
         }
@@ -76,7 +76,7 @@ impl Flows {
 
     /// Forgets flows without waiting commands: those without a claim, or otherwise all.
     #[cold]
-    fn forget(&mut self, now: &[Ticks; DOMAINS]) {
+    fn forget(&mut self, now: &[MeterTime; DOMAINS]) {
         let behind = |flow: &Flow| flow.finish.iter().zip(now).all(|(finish, now)| finish <= now);
         self.forget_where(|flow| flow.is_idle() && behind(flow));
         if self.index.len() >= self.max {

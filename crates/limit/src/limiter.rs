@@ -19,10 +19,10 @@ use flagstone_runtime::{spawn_detached, task};
 use parking_lot::Mutex;
 
 use crate::limits::{OUTSIDE_PAUSE, OUTSIDE_PAUSE_MAX, WAKE_BATCH};
-use crate::meter::{Class, Ticks, nanos, ticks};
+use crate::meter::{Class, MeterTime, nanos, ticks};
 use crate::rates::{Limit, LimitError};
-use crate::schedule::{Entered, Schedule};
-use crate::waiting::{LimitRequest, Ticket};
+use crate::schedule::{ArrivalResult, Schedule};
+use crate::waiting::{CommandTicket, LimitRequest};
 
 /// A limit in force, for any number of volumes, on any number of cores.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ enum Timer {
     /// It is about to check the schedule.
     Busy,
     /// It sleeps until `at`.
-    Set { at: Ticks, waker: Waker },
+    Set { at: MeterTime, waker: Waker },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,16 +112,16 @@ impl Limiter {
 
     /// `None` if the command starts; otherwise its ticket, or none if it must wait outside the
     /// queue.
-    fn ask(self: &Arc<Self>, flow: u64, request: LimitRequest) -> Option<Option<Ticket>> {
+    fn ask(self: &Arc<Self>, flow: u64, request: LimitRequest) -> Option<Option<CommandTicket>> {
         let now = now();
         let mut state = self.state.lock();
         let ticket = match state.schedule.enter(now, flow, request) {
-            Entered::Go => {
+            ArrivalResult::Go => {
                 state.immediate += 1;
                 return None;
             }
-            Entered::Full => return Some(None),
-            Entered::Wait(ticket) => ticket,
+            ArrivalResult::Full => return Some(None),
+            ArrivalResult::Wait(ticket) => ticket,
         };
         let mut woken = Woken::default();
         state.grant(now, &mut woken);
@@ -149,7 +149,7 @@ impl Limiter {
     }
 }
 
-fn now() -> Ticks {
+fn now() -> MeterTime {
     ticks(time::now().as_nanos())
 }
 
@@ -169,7 +169,7 @@ impl Woken {
 
 impl State {
     /// Grants commands whose turn has come, as many as can be woken at a time.
-    fn grant(&mut self, now: Ticks, woken: &mut Woken) {
+    fn grant(&mut self, now: MeterTime, woken: &mut Woken) {
         while woken.count < WAKE_BATCH
             && let Some(ticket) = self.schedule.next(now)
         {
@@ -221,7 +221,7 @@ fn wake(waker: Option<Waker>) {
 /// The task that grants commands on time.
 struct Duty {
     limiter: Arc<Limiter>,
-    sleep: Option<(Ticks, Sleep)>,
+    sleep: Option<(MeterTime, Sleep)>,
     ended: bool,
 }
 
@@ -264,7 +264,7 @@ impl Duty {
 }
 
 /// Duration from now until `at`.
-fn until(at: Ticks) -> std::time::Duration {
+fn until(at: MeterTime) -> std::time::Duration {
     std::time::Duration::from_nanos(nanos(at).saturating_sub(time::now().as_nanos()))
 }
 
@@ -288,7 +288,7 @@ pub(crate) struct QueuedCommand {
     flow: u64,
     request: LimitRequest,
     /// None while outside the queue, and after the start.
-    ticket: Option<Ticket>,
+    ticket: Option<CommandTicket>,
 }
 
 impl QueuedCommand {

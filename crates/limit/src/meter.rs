@@ -12,23 +12,23 @@ use crate::limits::CATCH_UP;
 use crate::rates::{Budget, Limit, Mix, ONE_IO, Rate};
 
 /// Time in units of 2^-32 ns. Signed, because clocks may lie before the epoch of the runtime.
-pub(crate) type Ticks = i128;
+pub(crate) type MeterTime = i128;
 
 const FRACTION_BITS: u32 = 32;
 const NANOS_PER_SECOND: i128 = 1_000_000_000;
 
-pub(crate) fn ticks(nanos: u64) -> Ticks {
+pub(crate) fn ticks(nanos: u64) -> MeterTime {
     i128::from(nanos) << FRACTION_BITS
 }
 
 /// Ticks as nanoseconds, rounded up.
-pub(crate) fn nanos(ticks: Ticks) -> u64 {
+pub(crate) fn nanos(ticks: MeterTime) -> u64 {
     let whole = (ticks + (1 << FRACTION_BITS) - 1) >> FRACTION_BITS;
     u64::try_from(whole.max(0)).unwrap_or(u64::MAX)
 }
 
 /// Interval of a rate per second, rounded to the nearest tick.
-fn cost_of_one(per_second: u64) -> Ticks {
+fn cost_of_one(per_second: u64) -> MeterTime {
     let rate = i128::from(per_second);
     ((NANOS_PER_SECOND << FRACTION_BITS) + rate / 2) / rate
 }
@@ -46,7 +46,7 @@ pub(crate) enum Class {
 pub(crate) const CLASSES: [Class; 3] = [Class::Read, Class::Write, Class::Control];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Resource {
+pub(crate) enum MeteredResource {
     Ios,
     Bytes,
 }
@@ -67,7 +67,7 @@ pub(crate) const DOMAINS: usize = 3;
 /// Identity of a meter within a limit, stable across changes of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MeterRole {
-    resource: Resource,
+    resource: MeteredResource,
     domain: Domain,
     /// Read and write shares of one budget, instead of a total.
     mixed: bool,
@@ -80,22 +80,22 @@ struct MeterRole {
 pub(crate) struct Meter {
     role: MeterRole,
     /// Cost of one I/O or byte of a read and of a write; 0 if this meter does not count it.
-    cost: [Ticks; 2],
-    tolerance: Ticks,
+    cost: [MeterTime; 2],
+    tolerance: MeterTime,
     bursts: bool,
     /// Time at which it is free: the theoretical arrival time.
-    free_at: Ticks,
+    free_at: MeterTime,
 }
 
 impl Meter {
-    fn new(role: MeterRole, cost: [Ticks; 2], tolerance: Option<Ticks>) -> Meter {
+    fn new(role: MeterRole, cost: [MeterTime; 2], tolerance: Option<MeterTime>) -> Meter {
         Meter {
             role,
             cost,
             tolerance: tolerance.unwrap_or_else(catch_up),
             bursts: tolerance.is_some(),
             // Full: never used.
-            free_at: Ticks::MIN / 2,
+            free_at: MeterTime::MIN / 2,
         }
     }
 
@@ -108,41 +108,41 @@ impl Meter {
         match class {
             Class::Read => self.cost[0] > 0,
             Class::Write => self.cost[1] > 0,
-            Class::Control => self.cost[1] > 0 && self.role.resource == Resource::Ios,
+            Class::Control => self.cost[1] > 0 && self.role.resource == MeteredResource::Ios,
         }
     }
 
     /// Cost in time of a command of a counted class, from its millionths of an I/O or its bytes.
-    pub(crate) fn cost(&self, class: Class, io_millionths: u64, bytes: u32) -> Ticks {
+    pub(crate) fn cost(&self, class: Class, io_millionths: u64, bytes: u32) -> MeterTime {
         let one = self.cost[usize::from(class != Class::Read)];
         match self.role.resource {
-            Resource::Ios => one * i128::from(io_millionths) / i128::from(ONE_IO),
-            Resource::Bytes => one * i128::from(bytes),
+            MeteredResource::Ios => one * i128::from(io_millionths) / i128::from(ONE_IO),
+            MeteredResource::Bytes => one * i128::from(bytes),
         }
     }
 
-    pub(crate) fn free_at(&self) -> Ticks {
+    pub(crate) fn free_at(&self) -> MeterTime {
         self.free_at
     }
 
     /// Charges the cost of a command. `late` is added to the tolerance.
-    pub(crate) fn charge(&mut self, now: Ticks, late: Ticks, cost: Ticks) {
+    pub(crate) fn charge(&mut self, now: MeterTime, late: MeterTime, cost: MeterTime) {
         self.free_at = self.free_at.max(now - late - self.tolerance) + cost;
     }
 
     /// Whether it is further behind the time than any meter makes up for.
-    pub(crate) fn is_behind(&self, now: Ticks) -> bool {
+    pub(crate) fn is_behind(&self, now: MeterTime) -> bool {
         self.free_at < now - catch_up()
     }
 
     /// Refunds the cost of a command that did not start.
-    pub(crate) fn refund(&mut self, cost: Ticks) {
+    pub(crate) fn refund(&mut self, cost: MeterTime) {
         self.free_at -= cost;
     }
 
     /// Takes over debt or credit from the same meter of an earlier limit: the same number of I/Os
     /// or bytes, at the new rate. A new bucket starts full.
-    fn inherit(&mut self, now: Ticks, earlier: &Meter) {
+    fn inherit(&mut self, now: MeterTime, earlier: &Meter) {
         if self.bursts && !earlier.bursts {
             return;
         }
@@ -152,17 +152,19 @@ impl Meter {
         // Costs are below 2^63, so the term of the remainder fits; an overflowing credit is cut to
         // the size of this bucket.
         let scaled = (level / old).saturating_mul(new).saturating_add(level % old * new / old);
-        self.free_at = now + scaled.clamp(-self.tolerance, Ticks::MAX / 4);
+        self.free_at = now + scaled.clamp(-self.tolerance, MeterTime::MAX / 4);
     }
 }
 
-fn catch_up() -> Ticks {
+fn catch_up() -> MeterTime {
     ticks(CATCH_UP.as_nanos() as u64)
 }
 
 pub(crate) fn meters(limit: &Limit) -> Vec<Meter> {
     let mut meters = Vec::new();
-    for (resource, budget) in [(Resource::Ios, &limit.ios), (Resource::Bytes, &limit.bytes)] {
+    for (resource, budget) in
+        [(MeteredResource::Ios, &limit.ios), (MeteredResource::Bytes, &limit.bytes)]
+    {
         let role = |domain, mixed| MeterRole { resource, domain, mixed, peak: false };
         let Budget { total, read, write, mix } = *budget;
         add(&mut meters, role(Domain::Both, false), total, total);
@@ -197,7 +199,7 @@ fn add(meters: &mut Vec<Meter>, role: MeterRole, read: Option<Rate>, write: Opti
 }
 
 /// Carries debt and credit of the `earlier` meters over to the meters of a new limit.
-pub(crate) fn inherit(meters: &mut [Meter], now: Ticks, earlier: &[Meter]) {
+pub(crate) fn inherit(meters: &mut [Meter], now: MeterTime, earlier: &[Meter]) {
     for meter in meters {
         if let Some(earlier) = earlier.iter().find(|earlier| earlier.role == meter.role) {
             meter.inherit(now, earlier);
@@ -215,7 +217,7 @@ mod tests {
     }
 
     /// Number of commands that start in an interval if there is always another one.
-    fn run(meter: &mut Meter, from: Ticks, span: Ticks) -> u64 {
+    fn run(meter: &mut Meter, from: MeterTime, span: MeterTime) -> u64 {
         let mut count = 0;
         let mut now = from;
         while now < from + span {

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::stats::CallKind;
 use flagstone_blockdev::{IoFuture, Layer, SharedDevice};
 
 use crate::limiter::Limiter;
@@ -41,20 +41,20 @@ impl Layer for RateLimitLayer {
     /// Makes a call at its turn, or at once if the child will refuse it.
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         offset: u64,
         len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         let (geometry, bytes) = (self.child.geometry(), len as usize);
         let (check, class, payload) = match call {
-            Call::Read => (geometry.check_transfer(offset, bytes), Class::Read, bytes),
-            Call::Write => {
+            CallKind::Read => (geometry.check_transfer(offset, bytes), Class::Read, bytes),
+            CallKind::Write => {
                 let bounded = geometry.check_transfer(offset, bytes);
                 (geometry.check_change(offset, len).and(bounded), Class::Write, bytes)
             }
-            Call::Flush => (Ok(()), Class::Control, 0),
-            Call::Discard | Call::WriteZeroes => {
+            CallKind::Flush => (Ok(()), Class::Control, 0),
+            CallKind::Discard | CallKind::WriteZeroes => {
                 (geometry.check_change(offset, len), Class::Control, 0)
             }
         };

@@ -39,6 +39,18 @@ pub enum Mix {
     Shared,
 }
 
+impl Mix {
+    pub const ALL: [Mix; 2] = [Mix::Separate, Mix::Shared];
+
+    /// Name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mix::Separate => "separate",
+            Mix::Shared => "shared",
+        }
+    }
+}
+
 /// A sustained rate, with an optional burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {

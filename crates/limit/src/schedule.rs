@@ -16,23 +16,23 @@ use std::collections::BinaryHeap;
 
 use crate::flows::Flows;
 use crate::limits::{FLOW_WAITING_MAX, FLOWS_MAX, GATHER, LATE_MAX, LATE_SPAN, WAITING_MAX};
-use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
+use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, MeterTime, ticks};
 use crate::rates::{IoSize, Limit, ONE_IO};
-use crate::waiting::{LimitRequest, Ticket, Waiting};
+use crate::waiting::{CommandTicket, LimitRequest, Waiting};
 
 /// Result of an arriving command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entered {
+pub(crate) enum ArrivalResult {
     /// It starts now.
     Go,
-    Wait(Ticket),
+    Wait(CommandTicket),
     /// Too many commands wait: retry later.
     Full,
 }
 
 /// Turn queue entry of a lane: the virtual start time of its first command, the number of that
 /// command, and its flow.
-type LaneEntry = Reverse<(Ticks, u64, u32)>;
+type LaneEntry = Reverse<(MeterTime, u64, u32)>;
 
 /// Meters and waiting commands of one limit.
 #[derive(Debug)]
@@ -40,20 +40,20 @@ pub(crate) struct Schedule {
     meters: Vec<Meter>,
     sizes: [IoSize; 2],
     /// Latest known time: calls of several cores may arrive out of order.
-    now: Ticks,
+    now: MeterTime,
     pub(crate) flows: Flows,
     pub(crate) waiting: Waiting,
     waiting_of: [usize; CLASSES.len()],
     /// Since when commands of a class have waited without interruption.
-    waiting_since: [Ticks; CLASSES.len()],
+    waiting_since: [MeterTime; CLASSES.len()],
     /// Lateness of a class, and until when it is made up for.
-    late: [(Ticks, Ticks); CLASSES.len()],
+    late: [(MeterTime, MeterTime); CLASSES.len()],
     /// Cost of the latest command of a class on its most expensive meter.
-    latest_cost: [Ticks; CLASSES.len()],
+    latest_cost: [MeterTime; CLASSES.len()],
     turns: [BinaryHeap<LaneEntry>; CLASSES.len()],
     /// Per domain: the virtual start of the last started command, and the latest virtual end.
-    virtual_now: [Ticks; DOMAINS],
-    furthest: [Ticks; DOMAINS],
+    virtual_now: [MeterTime; DOMAINS],
+    furthest: [MeterTime; DOMAINS],
 }
 
 impl Schedule {
@@ -61,7 +61,7 @@ impl Schedule {
         Schedule {
             meters: meter::meters(limit),
             sizes: [limit.read_size, limit.write_size],
-            now: Ticks::MIN / 4,
+            now: MeterTime::MIN / 4,
             flows: Flows::new(FLOWS_MAX),
             waiting: Waiting::new(),
             waiting_of: [0; CLASSES.len()],
@@ -75,9 +75,14 @@ impl Schedule {
     }
 
     /// Adds an arriving command.
-    pub(crate) fn enter(&mut self, now: Ticks, flow: u64, request: LimitRequest) -> Entered {
+    pub(crate) fn enter(
+        &mut self,
+        now: MeterTime,
+        flow: u64,
+        request: LimitRequest,
+    ) -> ArrivalResult {
         if self.meters.is_empty() && self.waiting.count() == 0 {
-            return Entered::Go;
+            return ArrivalResult::Go;
         }
         self.now = self.now.max(now);
         let flow = self.flows.slot(flow, &self.virtual_now);
@@ -85,12 +90,12 @@ impl Schedule {
             // No flow has an older claim, because all demand was met.
             self.virtual_now = self.furthest;
             self.charge(flow, request);
-            return Entered::Go;
+            return ArrivalResult::Go;
         }
         let place = self.flows.get_mut(flow);
         let full = self.waiting.count() >= WAITING_MAX && place.waiting > 0;
         if full || place.waiting >= FLOW_WAITING_MAX {
-            return Entered::Full;
+            return ArrivalResult::Full;
         }
         place.waiting += 1;
         let class = request.class as usize;
@@ -100,13 +105,13 @@ impl Schedule {
         }
         self.waiting_of[class] += 1;
         self.queue(flow, request.class);
-        Entered::Wait(ticket)
+        ArrivalResult::Wait(ticket)
     }
 
     /// Charges and grants the next command whose turn has come.
-    pub(crate) fn next(&mut self, now: Ticks) -> Option<Ticket> {
+    pub(crate) fn next(&mut self, now: MeterTime) -> Option<CommandTicket> {
         self.now = self.now.max(now);
-        let mut best: Option<(Ticks, u64, u32, Class)> = None;
+        let mut best: Option<(MeterTime, u64, u32, Class)> = None;
         for class in CLASSES {
             if self.waiting_of[class as usize] == 0 || self.free_at(class) > self.now {
                 continue;
@@ -133,19 +138,19 @@ impl Schedule {
     }
 
     /// Start time of the next command, if any waits.
-    pub(crate) fn due(&self) -> Option<Ticks> {
+    pub(crate) fn due(&self) -> Option<MeterTime> {
         let classes = CLASSES.into_iter().filter(|class| self.waiting_of[*class as usize] > 0);
         classes.map(|class| self.free_at(class)).min()
     }
 
     /// When to check for commands that may start: at the start of the next one, or of a few, within
     /// [`GATHER`]. The delay is within the tolerance of the meters.
-    pub(crate) fn alarm(&self) -> Option<Ticks> {
+    pub(crate) fn alarm(&self) -> Option<MeterTime> {
         let gather = ticks(GATHER.as_nanos() as u64);
         let classes = CLASSES.into_iter().filter(|class| self.waiting_of[*class as usize] > 0);
         let alarm = |class: Class| {
             let index = class as usize;
-            let half = self.latest_cost[index] * (self.waiting_of[index] as Ticks - 1) / 2;
+            let half = self.latest_cost[index] * (self.waiting_of[index] as MeterTime - 1) / 2;
             let often = self.latest_cost[index] < gather;
             self.free_at(class) + if often { half.min(gather) } else { 0 }
         };
@@ -154,7 +159,7 @@ impl Schedule {
 
     /// Frees the place of a command that starts, or that was dropped, whose charge is then
     /// refunded.
-    pub(crate) fn leave(&mut self, ticket: Ticket, goes: bool) {
+    pub(crate) fn leave(&mut self, ticket: CommandTicket, goes: bool) {
         if !self.waiting.is_granted(ticket) {
             let (class, flow) = (self.waiting.request(ticket).class, self.waiting.flow(ticket));
             let place = self.flows.get_mut(flow);
@@ -173,7 +178,7 @@ impl Schedule {
     }
 
     /// Changes the limit. Debt and credit stay; waiting commands keep their order.
-    pub(crate) fn set(&mut self, now: Ticks, limit: &Limit) {
+    pub(crate) fn set(&mut self, now: MeterTime, limit: &Limit) {
         self.now = self.now.max(now);
         let earlier = std::mem::replace(&mut self.meters, meter::meters(limit));
         meter::inherit(&mut self.meters, self.now, &earlier);
@@ -206,14 +211,14 @@ impl Schedule {
     }
 
     /// Lateness still to be made up for.
-    fn late(&self, class: Class) -> Ticks {
+    fn late(&self, class: Class) -> MeterTime {
         let (late, until) = self.late[class as usize];
         if self.now < until { late } else { 0 }
     }
 
-    fn free_at(&self, class: Class) -> Ticks {
+    fn free_at(&self, class: Class) -> MeterTime {
         let meters = self.meters.iter().filter(|meter| meter.counts(class));
-        meters.map(Meter::free_at).max().unwrap_or(Ticks::MIN)
+        meters.map(Meter::free_at).max().unwrap_or(MeterTime::MIN)
     }
 
     /// Weight of a command, in millionths of an I/O.
@@ -268,7 +273,7 @@ impl Schedule {
 
     /// The first turn of a class. Outdated entries are corrected here: lanes whose first command
     /// was dropped, and flows with newer usage.
-    fn first(&mut self, class: Class) -> Option<(Ticks, u64, u32)> {
+    fn first(&mut self, class: Class) -> Option<(MeterTime, u64, u32)> {
         loop {
             let Reverse((start, number, flow)) = *self.turns[class as usize].peek()?;
             let place = self.flows.get_mut(flow);
@@ -289,7 +294,7 @@ impl Schedule {
 }
 
 /// The virtual time that counts for a class: the maximum over its domains.
-fn claim(class: Class, times: &[Ticks; DOMAINS]) -> Ticks {
+fn claim(class: Class, times: &[MeterTime; DOMAINS]) -> MeterTime {
     let own = if class == Class::Read { Domain::Reads } else { Domain::Writes };
     times[Domain::Both as usize].max(times[own as usize])
 }

@@ -8,10 +8,10 @@ const NONE: u32 = u32::MAX;
 
 /// Slot of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(u32);
+pub(crate) struct CommandTicket(u32);
 
 #[cfg(test)]
-impl Ticket {
+impl CommandTicket {
     pub(crate) fn index(self) -> u32 {
         self.0
     }
@@ -46,14 +46,14 @@ struct Slot {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lane {
+pub(crate) struct CommandLane {
     first: u32,
     last: u32,
 }
 
-impl Default for Lane {
-    fn default() -> Lane {
-        Lane { first: NONE, last: NONE }
+impl Default for CommandLane {
+    fn default() -> CommandLane {
+        CommandLane { first: NONE, last: NONE }
     }
 }
 
@@ -77,7 +77,12 @@ impl Waiting {
     }
 
     /// Appends a command to its lane.
-    pub(crate) fn push(&mut self, lane: &mut Lane, flow: u32, request: LimitRequest) -> Ticket {
+    pub(crate) fn push(
+        &mut self,
+        lane: &mut CommandLane,
+        flow: u32,
+        request: LimitRequest,
+    ) -> CommandTicket {
         let number = self.next_number;
         self.next_number += 1;
         let state = State::Waiting;
@@ -98,28 +103,28 @@ impl Waiting {
         }
         lane.last = index;
         self.count += 1;
-        Ticket(index)
+        CommandTicket(index)
     }
 
     /// The first command of a lane, and its number.
-    pub(crate) fn first(&self, lane: &Lane) -> Option<(Ticket, u64)> {
+    pub(crate) fn first(&self, lane: &CommandLane) -> Option<(CommandTicket, u64)> {
         let slot = self.slots.get(lane.first as usize)?;
-        Some((Ticket(lane.first), slot.number))
+        Some((CommandTicket(lane.first), slot.number))
     }
 
     /// Removes a command from its lane and grants it.
-    pub(crate) fn grant(&mut self, lane: &mut Lane, ticket: Ticket) {
+    pub(crate) fn grant(&mut self, lane: &mut CommandLane, ticket: CommandTicket) {
         self.unlink(lane, ticket);
         self.slots[ticket.0 as usize].state = State::Granted;
     }
 
     /// Removes a waiting command from its lane and frees its slot.
-    pub(crate) fn remove(&mut self, lane: &mut Lane, ticket: Ticket) {
+    pub(crate) fn remove(&mut self, lane: &mut CommandLane, ticket: CommandTicket) {
         self.unlink(lane, ticket);
         self.free(ticket);
     }
 
-    fn unlink(&mut self, lane: &mut Lane, ticket: Ticket) {
+    fn unlink(&mut self, lane: &mut CommandLane, ticket: CommandTicket) {
         let Slot { before, behind, state, .. } = self.slots[ticket.0 as usize];
         assert_eq!(state, State::Waiting, "only what waits is in a lane");
         match before {
@@ -134,7 +139,7 @@ impl Waiting {
     }
 
     /// Frees the slot of a command that starts.
-    pub(crate) fn free(&mut self, ticket: Ticket) {
+    pub(crate) fn free(&mut self, ticket: CommandTicket) {
         let slot = &mut self.slots[ticket.0 as usize];
         slot.state = State::Free;
         slot.waker = None;
@@ -142,27 +147,27 @@ impl Waiting {
         self.free = ticket.0;
     }
 
-    pub(crate) fn is_granted(&self, ticket: Ticket) -> bool {
+    pub(crate) fn is_granted(&self, ticket: CommandTicket) -> bool {
         self.slots[ticket.0 as usize].state == State::Granted
     }
 
-    pub(crate) fn request(&self, ticket: Ticket) -> LimitRequest {
+    pub(crate) fn request(&self, ticket: CommandTicket) -> LimitRequest {
         self.slots[ticket.0 as usize].request
     }
 
-    pub(crate) fn flow(&self, ticket: Ticket) -> u32 {
+    pub(crate) fn flow(&self, ticket: CommandTicket) -> u32 {
         self.slots[ticket.0 as usize].flow
     }
 
     /// Stores the waker of a command.
-    pub(crate) fn wait(&mut self, ticket: Ticket, waker: &Waker) {
+    pub(crate) fn wait(&mut self, ticket: CommandTicket, waker: &Waker) {
         match &mut self.slots[ticket.0 as usize].waker {
             Some(kept) => kept.clone_from(waker),
             none => *none = Some(waker.clone()),
         }
     }
 
-    pub(crate) fn take_waker(&mut self, ticket: Ticket) -> Option<Waker> {
+    pub(crate) fn take_waker(&mut self, ticket: CommandTicket) -> Option<Waker> {
         self.slots[ticket.0 as usize].waker.take()
     }
 
@@ -180,9 +185,10 @@ mod tests {
     #[test]
     fn lanes_keep_order_after_removal() {
         let mut waiting = Waiting::new();
-        let (mut one, mut other) = (Lane::default(), Lane::default());
+        let (mut one, mut other) = (CommandLane::default(), CommandLane::default());
         let request = LimitRequest { class: Class::Read, bytes: 512 };
-        let tickets: Vec<Ticket> = (0..6).map(|_| waiting.push(&mut one, 0, request)).collect();
+        let tickets: Vec<CommandTicket> =
+            (0..6).map(|_| waiting.push(&mut one, 0, request)).collect();
         let far = waiting.push(&mut other, 1, request);
         for gone in [2, 0, 5] {
             waiting.remove(&mut one, tickets[gone]);

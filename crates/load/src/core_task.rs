@@ -8,8 +8,8 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_runtime::Buf;
 use flagstone_runtime::time::Instant;
 
-use crate::job::{Crash, LoadJob, Range, Verify};
-use crate::lane::{Bounds, IoOutcome, Lane, LaneEnd, Links, Next, Workload};
+use crate::job::{Crash, JobRange, LoadJob, Verify};
+use crate::lane::{IoOutcome, Lane, LaneBounds, LaneEnd, LaneWorkload, Links, Next};
 use crate::payload::Payload;
 use crate::plan::{OpKind, Plan, PlannedIo, part, split};
 use crate::results::VerifyResults;
@@ -28,7 +28,7 @@ pub(crate) struct CoreReport {
 pub(crate) struct CoreTask {
     pub(crate) device: SharedDevice,
     pub(crate) job: LoadJob,
-    pub(crate) range: Range,
+    pub(crate) range: JobRange,
     pub(crate) core: usize,
     pub(crate) run_id: u64,
     pub(crate) measure_from: Instant,
@@ -44,7 +44,7 @@ impl CoreTask {
         }
     }
 
-    fn part(&self) -> Range {
+    fn part(&self) -> JobRange {
         if self.job.splits_range() {
             part(&self.device.geometry(), self.range, self.core, self.job.cores)
         } else {
@@ -57,13 +57,13 @@ impl CoreTask {
     }
 
     /// Bounds of the job's own I/Os.
-    fn bounds(&self) -> Bounds {
+    fn bounds(&self) -> LaneBounds {
         let share = |total: u64| split(total, self.core, self.job.cores);
         let job = &self.job;
         let measure_from_ns = self.measure_from.as_nanos();
         let endless = job.time.is_none() && job.ios.is_none() && job.bytes.is_none();
         let bytes = job.bytes.or(endless.then_some(self.range.size_bytes));
-        Bounds {
+        LaneBounds {
             depth: self.depth(),
             io_bytes_max: job.io_bytes_max(),
             fua: job.fua,
@@ -77,8 +77,8 @@ impl CoreTask {
         }
     }
 
-    fn scan_bounds(&self) -> Bounds {
-        Bounds {
+    fn scan_bounds(&self) -> LaneBounds {
+        LaneBounds {
             measure_from_ns: 0,
             end_at_ns: u64::MAX,
             ios: u64::MAX,
@@ -88,10 +88,10 @@ impl CoreTask {
         }
     }
 
-    async fn lane<W: Workload>(
+    async fn lane<W: LaneWorkload>(
         &self,
         workload: &mut W,
-        bounds: Bounds,
+        bounds: LaneBounds,
         kinds: &[OpKind],
     ) -> Result<(LaneEnd, Stats), RunError> {
         let (device, links) = (self.device.clone(), self.links.clone());
@@ -126,7 +126,7 @@ impl CoreTask {
             initial: Initial::Unknown,
         };
         let journal = match state {
-            Some(path) => Some(journal::Writer::create(path, &header(&config)).await?),
+            Some(path) => Some(journal::JournalWriter::create(path, &header(&config)).await?),
             None => None,
         };
         let plan = Plan::new(&self.job, self.core, part);
@@ -162,7 +162,7 @@ impl CoreTask {
         if block_bytes != geometry.block_bytes {
             return Err(JournalError::OtherDevice("their size is another").into());
         }
-        let range = Range { offset_bytes, size_bytes: blocks * u64::from(block_bytes) };
+        let range = JobRange { offset_bytes, size_bytes: blocks * u64::from(block_bytes) };
         if geometry.check(range.offset_bytes, range.size_bytes).is_err() {
             return Err(JournalError::OtherDevice("they lie beyond its end").into());
         }
@@ -234,7 +234,7 @@ struct Plain {
     payload: Option<Payload>,
 }
 
-impl Workload for Plain {
+impl LaneWorkload for Plain {
     #[inline]
     fn next(&mut self, _slot: usize) -> Next {
         self.plan.next().map_or(Next::End, Next::Io)

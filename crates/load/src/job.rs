@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::Geometry;
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX};
@@ -190,19 +190,19 @@ pub enum JobError {
     /// A size or offset that the device cannot address.
     #[error(
         "{what} of {} is not a multiple of the device's block of {}",
-        size_text(*found), size_text((*block_bytes).into())
+        exact_size(*found), exact_size((*block_bytes).into())
     )]
     Unaligned { what: &'static str, found: u64, block_bytes: u32 },
     #[error(
         "the range of {} at offset {} ends beyond the device of {}",
-        size_text(*size_bytes), size_text(*offset_bytes), size_text(*device_bytes)
+        exact_size(*size_bytes), exact_size(*offset_bytes), exact_size(*device_bytes)
     )]
     BeyondEnd { offset_bytes: u64, size_bytes: u64, device_bytes: u64 },
     /// The range is smaller than an I/O.
     #[error(
         "each core's part of the range is {}, less than the largest block size of {}: use a larger \
          size, fewer cores or a smaller block size",
-        size_text(*part_bytes), size_text(*io_bytes)
+        exact_size(*part_bytes), exact_size(*io_bytes)
     )]
     TooSmall { part_bytes: u64, io_bytes: u64 },
     #[error("the device cannot discard, and `{0}` does nothing else")]
@@ -212,7 +212,7 @@ pub enum JobError {
     #[error(
         "the job's buffers take {}, the limit of pooled memory is {}: raise it, or use a smaller \
          depth or block size",
-        size_text(*need_bytes), size_text(*limit_bytes)
+        exact_size(*need_bytes), exact_size(*limit_bytes)
     )]
     Memory { need_bytes: u64, limit_bytes: u64 },
     #[error("{0}")]
@@ -221,7 +221,7 @@ pub enum JobError {
 
 /// Validated range of a job, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct JobRange {
     pub offset_bytes: u64,
     pub size_bytes: u64,
 }
@@ -234,7 +234,7 @@ impl LoadJob {
         geometry: &Geometry,
         cores_there: usize,
         memory_bytes: usize,
-    ) -> Result<Range, JobError> {
+    ) -> Result<JobRange, JobError> {
         self.validate_numbers(cores_there)?;
         self.validate_sizes(geometry)?;
         self.validate_kind(geometry)?;
@@ -339,7 +339,7 @@ impl LoadJob {
         within("the number of verified blocks", blocks, 1, VERIFY_BLOCKS_MAX * self.cores as u64)
     }
 
-    fn range(&self, geometry: &Geometry) -> Result<Range, JobError> {
+    fn range(&self, geometry: &Geometry) -> Result<JobRange, JobError> {
         let rest = geometry.size_bytes.saturating_sub(self.offset_bytes);
         let size_bytes = self.size_bytes.unwrap_or(rest);
         let end = self.offset_bytes.checked_add(size_bytes);
@@ -350,10 +350,10 @@ impl LoadJob {
                 device_bytes: geometry.size_bytes,
             });
         }
-        Ok(Range { offset_bytes: self.offset_bytes, size_bytes })
+        Ok(JobRange { offset_bytes: self.offset_bytes, size_bytes })
     }
 
-    fn validate_parts(&self, geometry: &Geometry, range: Range) -> Result<(), JobError> {
+    fn validate_parts(&self, geometry: &Geometry, range: JobRange) -> Result<(), JobError> {
         let parts = if self.splits_range() { self.cores as u64 } else { 1 };
         let block = u64::from(geometry.block_bytes);
         let part_bytes = range.size_bytes / block / parts * block;
@@ -408,7 +408,7 @@ mod tests {
 
     const MEMORY: usize = 64 << 20;
 
-    fn check(change: impl FnOnce(&mut LoadJob)) -> Result<Range, String> {
+    fn check(change: impl FnOnce(&mut LoadJob)) -> Result<JobRange, String> {
         let mut job = LoadJob::default();
         change(&mut job);
         job.validate(&Geometry::new(1 << 20, 4096), 2, MEMORY).map_err(|error| error.to_string())
@@ -416,9 +416,9 @@ mod tests {
 
     #[test]
     fn default_job_covers_device() {
-        assert_eq!(check(|_| {}), Ok(Range { offset_bytes: 0, size_bytes: 1 << 20 }));
+        assert_eq!(check(|_| {}), Ok(JobRange { offset_bytes: 0, size_bytes: 1 << 20 }));
         let rest = check(|job| job.offset_bytes = 8192);
-        assert_eq!(rest, Ok(Range { offset_bytes: 8192, size_bytes: (1 << 20) - 8192 }));
+        assert_eq!(rest, Ok(JobRange { offset_bytes: 8192, size_bytes: (1 << 20) - 8192 }));
     }
 
     #[test]

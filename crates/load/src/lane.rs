@@ -19,11 +19,11 @@ use flagstone_runtime::{Buf, BufMut, buf, time};
 
 use crate::limits::{CATCH_UP, ERROR_PAUSE, IOS_PER_POLL, IOS_PER_SLOT};
 use crate::plan::{OpKind, PlannedIo};
-use crate::slots::{Woken, wakers};
+use crate::slots::{WokenSlots, wakers};
 use crate::stats::{Gauge, Reading, Stats};
 
 /// Source of the I/Os of a lane, and receiver of their outcomes.
-pub(crate) trait Workload {
+pub(crate) trait LaneWorkload {
     /// The next I/O for `slot`.
     fn next(&mut self, slot: usize) -> Next;
     /// Payload of the write `op`; `None` if there is no memory for it now.
@@ -54,7 +54,7 @@ pub(crate) enum IoOutcome<'a> {
 
 /// Signals that end a lane from outside. Shared by cores.
 #[derive(Debug, Default)]
-pub(crate) struct Signals {
+pub(crate) struct LaneSignals {
     /// Start no more I/Os.
     pub(crate) stop: AtomicBool,
     /// The time limit has passed: lanes with a time limit check the clock.
@@ -66,18 +66,18 @@ pub(crate) struct Signals {
 /// State that a lane shares with its observers.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
-    pub(crate) signals: Arc<Signals>,
+    pub(crate) signals: Arc<LaneSignals>,
     pub(crate) gauge: Arc<Gauge>,
-    pub(crate) woken: Arc<Woken>,
+    pub(crate) woken: Arc<WokenSlots>,
 }
 
 /// Bounds of a lane. Times are nanoseconds of the runtime's clock.
 #[derive(Clone, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct LaneBounds {
     pub(crate) depth: usize,
     pub(crate) io_bytes_max: usize,
     pub(crate) fua: bool,
-    /// Start of the measurement: see [`Bounds::by_end`].
+    /// Start of the measurement: see [`LaneBounds::by_end`].
     pub(crate) measure_from_ns: u64,
     /// True for a job with a time limit: I/Os count by their end. Then as many I/Os that started in
     /// the warm-up are counted as are in flight at the end, and the rate over the time until the
@@ -151,7 +151,7 @@ impl Pace {
 pub(crate) struct Lane<'a, W> {
     device: SharedDevice,
     workload: &'a mut W,
-    bounds: Bounds,
+    bounds: LaneBounds,
     links: Links,
     wakers: Vec<Waker>,
     slots: Vec<Slot>,
@@ -174,12 +174,12 @@ pub(crate) struct Lane<'a, W> {
     reading: Reading,
 }
 
-impl<'a, W: Workload> Lane<'a, W> {
+impl<'a, W: LaneWorkload> Lane<'a, W> {
     /// `None` at the limit of pooled memory. `kinds` are the kinds of I/O of the workload.
     pub(crate) fn new(
         device: SharedDevice,
         workload: &'a mut W,
-        bounds: Bounds,
+        bounds: LaneBounds,
         links: Links,
         kinds: &[OpKind],
     ) -> Option<Lane<'a, W>> {
@@ -463,7 +463,7 @@ fn poll_at(timer: &mut Option<time::Sleep>, at_ns: u64, now_ns: u64, cx: &mut Co
     }
 }
 
-impl<W: Workload> Future for Lane<'_, W> {
+impl<W: LaneWorkload> Future for Lane<'_, W> {
     type Output = (LaneEnd, Stats);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<(LaneEnd, Stats)> {

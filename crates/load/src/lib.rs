@@ -38,4 +38,4 @@ pub mod verify;
 pub use job::{AccessPattern, JobError, LoadJob};
 pub use results::{LoadOutcome, LoadResults};
 pub use run::{LoadProgress, RunError, Stop, run};
-pub use usage::{Usage, usage};
+pub use usage::{CpuUsage, usage};

@@ -3,7 +3,7 @@
 use flagstone_blockdev::Geometry;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{AccessPattern, BlockSize, LoadJob, Range};
+use crate::job::{AccessPattern, BlockSize, JobRange, LoadJob};
 use flagstone_runtime::rng::{Rng, split_mix64};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ pub(crate) struct Plan {
     weights: u64,
     /// Random offsets are multiples of this from the start of the range.
     align: u64,
-    range: Range,
+    range: JobRange,
     cursor: u64,
     flush_every: u64,
     writes_since_flush: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The I/Os of core `core` of `job` over its part `range`.
-    pub(crate) fn new(job: &LoadJob, core: usize, range: Range) -> Plan {
+    pub(crate) fn new(job: &LoadJob, core: usize, range: JobRange) -> Plan {
         let mut seed = job.seed;
         let base = split_mix64(&mut seed);
         let mut weights = 0;
@@ -100,7 +100,7 @@ impl Plan {
     }
 
     /// Reads all of `range` once, in order, in I/Os of `io_bytes`.
-    pub(crate) fn scan(range: Range, io_bytes: usize) -> Plan {
+    pub(crate) fn scan(range: JobRange, io_bytes: usize) -> Plan {
         let block_sizes = vec![BlockSize { bytes: io_bytes, weight: 1 }];
         let pattern = AccessPattern::Read;
         let job = LoadJob { pattern, block_sizes, ..LoadJob::default() };
@@ -165,13 +165,13 @@ impl Plan {
 }
 
 /// The part of `range` for `core` of `cores`, in whole blocks. The last part gets the remainder.
-pub(crate) fn part(geometry: &Geometry, range: Range, core: usize, cores: usize) -> Range {
+pub(crate) fn part(geometry: &Geometry, range: JobRange, core: usize, cores: usize) -> JobRange {
     let block = u64::from(geometry.block_bytes);
     let each = range.size_bytes / block / cores as u64 * block;
     let offset_bytes = range.offset_bytes + each * core as u64;
     let last = core + 1 == cores;
     let size_bytes = if last { range.offset_bytes + range.size_bytes - offset_bytes } else { each };
-    Range { offset_bytes, size_bytes }
+    JobRange { offset_bytes, size_bytes }
 }
 
 /// The share of `total` for a core: the first cores get the remainder.
@@ -197,7 +197,7 @@ mod tests {
         (0..count).map(|_| plan.next().unwrap()).collect()
     }
 
-    const RANGE: Range = Range { offset_bytes: 8192, size_bytes: 40960 };
+    const RANGE: JobRange = JobRange { offset_bytes: 8192, size_bytes: 40960 };
 
     #[test]
     fn sequential_offsets_wrap_within_range() {
@@ -261,7 +261,7 @@ mod tests {
             let sizes: Vec<_> = sizes.iter().map(|(blocks, weight)| (blocks * 512, *weight)).collect();
             let pattern = if random { AccessPattern::RandRw } else { AccessPattern::Rw };
             let job = LoadJob { seed, ..job(pattern, &sizes) };
-            let range = Range { offset_bytes: offset * 512, size_bytes: blocks * 512 };
+            let range = JobRange { offset_bytes: offset * 512, size_bytes: blocks * 512 };
             let mut plan = Plan::new(&job, 0, range);
             for op in take(&mut plan, 300) {
                 prop_assert!(op.offset >= range.offset_bytes && op.offset % 512 == 0);
@@ -272,7 +272,7 @@ mod tests {
         #[test]
         fn parts_tile_the_range(blocks in 8_u64..1000, offset in 0_u64..9, cores in 1_usize..8) {
             let geometry = Geometry::new(1 << 20, 512);
-            let range = Range { offset_bytes: offset * 512, size_bytes: blocks * 512 };
+            let range = JobRange { offset_bytes: offset * 512, size_bytes: blocks * 512 };
             let mut at = range.offset_bytes;
             for core in 0..cores {
                 let part = part(&geometry, range, core, cores);

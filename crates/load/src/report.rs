@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Formatter};
 
-use flagstone_units::display::count;
-use flagstone_units::{format_size, grouped};
+use flagstone_units::display::{count, size};
+use flagstone_units::grouped;
 
 use crate::results::{JobSummary, LatencySummary, LoadResults, OpKind, VerifyResults};
 
@@ -25,7 +25,7 @@ pub(crate) fn write(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result
 fn headline(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     let JobSummary { pattern, depth, cores, seed, .. } = &results.job;
     let sizes: Vec<String> =
-        results.job.block_sizes.iter().map(|size| format_size(size.bytes as u64)).collect();
+        results.job.block_sizes.iter().map(|one| size(one.bytes as u64)).collect();
     write!(f, "{pattern} {}", sizes.join(", "))?;
     if let Some(percent) = results.job.read_percent {
         write!(f, ", {percent} % reads")?;
@@ -38,10 +38,10 @@ fn headline(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     writeln!(
         f,
         "  range      {} at offset {}, of {} in blocks of {}",
-        format_size(results.job.size_bytes),
+        size(results.job.size_bytes),
         results.job.offset_bytes,
-        format_size(results.device.size_bytes),
-        format_size(results.device.block_bytes.into()),
+        size(results.device.size_bytes),
+        size(results.device.block_bytes.into()),
     )
 }
 

@@ -6,11 +6,11 @@ use std::fmt;
 use flagstone_blockdev::Geometry;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{AccessPattern, BlockSize, LoadJob, Range, Verify};
+use crate::job::{AccessPattern, BlockSize, JobRange, LoadJob, Verify};
 use crate::limits::VIOLATIONS_KEPT;
 pub use crate::plan::OpKind;
 use crate::stats::{OpStats, Stats};
-use crate::usage::Usage;
+use crate::usage::CpuUsage;
 use crate::verify::{Violation, ViolationKind};
 
 /// Version of the JSON form.
@@ -74,7 +74,7 @@ pub struct JobSummary {
 }
 
 impl JobSummary {
-    pub(crate) fn new(job: &LoadJob, range: Range) -> JobSummary {
+    pub(crate) fn new(job: &LoadJob, range: JobRange) -> JobSummary {
         let mixed = job.pattern.reads() && job.pattern.writes();
         JobSummary {
             pattern: job.pattern,
@@ -228,7 +228,7 @@ pub struct CpuResults {
 }
 
 impl CpuResults {
-    pub(crate) fn new(usage: Usage, ios: u64, elapsed_s: f64) -> CpuResults {
+    pub(crate) fn new(usage: CpuUsage, ios: u64, elapsed_s: f64) -> CpuResults {
         let (user_s, system_s) = (usage.user.as_secs_f64(), usage.system.as_secs_f64());
         let each = |seconds: f64| if ios == 0 { 0.0 } else { seconds * 1e6 / ios as f64 };
         CpuResults {

@@ -14,17 +14,17 @@ use flagstone_runtime::{buf, cores, random_u64, spawn_detached};
 use parking_lot::Mutex;
 
 use crate::core_task::{CoreReport, CoreTask};
-use crate::job::{JobError, LoadJob, Range};
-use crate::lane::{LaneEnd, Links, Signals};
+use crate::job::{JobError, JobRange, LoadJob};
+use crate::lane::{LaneEnd, LaneSignals, Links};
 use crate::limits::{DRAIN, SAMPLE_EVERY, SAMPLES_MAX};
 use crate::plan::split;
 use crate::results::{
     CpuResults, DeviceSummary, ErrorCount, JobSummary, LoadOutcome, LoadResults, SCHEMA_VERSION,
     Sample, VerifyResults, operations,
 };
-use crate::slots::Woken;
+use crate::slots::WokenSlots;
 use crate::stats::{Gauge, Reading, Stats};
-use crate::usage::{Usage, usage};
+use crate::usage::{CpuUsage, usage};
 use crate::verify::journal::JournalError;
 
 /// Reason that there are no results.
@@ -148,19 +148,19 @@ impl Report {
 /// The working cores. Dropping it ends them.
 struct Team {
     reports: Vec<Report>,
-    signals: Arc<Signals>,
+    signals: Arc<LaneSignals>,
     links: Vec<Links>,
 }
 
 impl Team {
-    fn start(device: &SharedDevice, job: &LoadJob, range: Range, started: Instant) -> Team {
+    fn start(device: &SharedDevice, job: &LoadJob, range: JobRange, started: Instant) -> Team {
         let run_id = random_u64();
         let mut team = Team { reports: Vec::new(), signals: Arc::default(), links: Vec::new() };
         for core in 0..job.cores {
             let links = Links {
                 signals: team.signals.clone(),
                 gauge: Arc::new(Gauge::default()),
-                woken: Woken::new(split(job.depth as u64, core, job.cores) as usize),
+                woken: WokenSlots::new(split(job.depth as u64, core, job.cores) as usize),
             };
             team.links.push(links.clone());
             let (on_this_core, measure_from) = (job.cores == 1, started + job.warm_up);
@@ -238,7 +238,7 @@ struct Watch {
     /// Time of the last change of the counters, and their values.
     last_move: (Instant, Reading),
     stopped: bool,
-    usage_before: Option<Usage>,
+    usage_before: Option<CpuUsage>,
     measuring: bool,
     samples: Vec<Sample>,
 }
@@ -338,7 +338,7 @@ impl Watch {
 fn assemble(
     job: &LoadJob,
     geometry: &Geometry,
-    range: Range,
+    range: JobRange,
     reports: Vec<CoreReport>,
     watch: Watch,
 ) -> LoadResults {

@@ -9,17 +9,17 @@ use parking_lot::Mutex;
 
 /// Woken slots of a lane. Wakers may run on any thread.
 #[derive(Debug)]
-pub(crate) struct Woken {
+pub(crate) struct WokenSlots {
     bits: Vec<AtomicU64>,
     /// The task of the lane was woken since its last poll.
     notified: AtomicBool,
     lane: Mutex<Option<Waker>>,
 }
 
-impl Woken {
-    pub(crate) fn new(slots: usize) -> Arc<Woken> {
+impl WokenSlots {
+    pub(crate) fn new(slots: usize) -> Arc<WokenSlots> {
         let bits = (0..slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Woken { bits, notified: AtomicBool::new(false), lane: Mutex::new(None) })
+        Arc::new(WokenSlots { bits, notified: AtomicBool::new(false), lane: Mutex::new(None) })
     }
 
     /// Wakes the lane without a slot.
@@ -60,7 +60,7 @@ impl Woken {
 
 struct SlotWaker {
     slot: usize,
-    woken: Arc<Woken>,
+    woken: Arc<WokenSlots>,
 }
 
 impl Wake for SlotWaker {
@@ -75,7 +75,7 @@ impl Wake for SlotWaker {
 }
 
 /// One waker per slot.
-pub(crate) fn wakers(woken: &Arc<Woken>, slots: usize) -> Vec<Waker> {
+pub(crate) fn wakers(woken: &Arc<WokenSlots>, slots: usize) -> Vec<Waker> {
     (0..slots).map(|slot| Waker::from(Arc::new(SlotWaker { slot, woken: woken.clone() }))).collect()
 }
 
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn many_slots_wake_lane_once() {
         let count = Arc::new(Count::default());
-        let woken = Woken::new(130);
+        let woken = WokenSlots::new(130);
         let wakers = wakers(&woken, 130);
         woken.listen(&Waker::from(count.clone()));
         for slot in [129, 0, 64, 0] {
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn wake_before_first_poll_is_kept() {
-        let woken = Woken::new(1);
+        let woken = WokenSlots::new(1);
         wakers(&woken, 1)[0].wake_by_ref();
         woken.listen(Waker::noop());
         let mut slots = Vec::new();

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 /// CPU time used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CpuUsage {
     pub user: Duration,
     /// In the kernel, for this process.
     pub system: Duration,
 }
 
-impl Usage {
-    pub fn since(self, earlier: Usage) -> Usage {
-        Usage {
+impl CpuUsage {
+    pub fn since(self, earlier: CpuUsage) -> CpuUsage {
+        CpuUsage {
             user: self.user.saturating_sub(earlier.user),
             system: self.system.saturating_sub(earlier.system),
         }
@@ -21,7 +21,7 @@ impl Usage {
 
 /// CPU time of this process, over all threads: the sum to the nanosecond, its division by the
 /// kernel's tick accounting. `None` if /proc is not available.
-pub fn usage() -> Option<Usage> {
+pub fn usage() -> Option<CpuUsage> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let (user_ticks, system_ticks) = ticks(&stat)?;
     let sum = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -38,13 +38,13 @@ fn ticks(stat: &str) -> Option<(u64, u64)> {
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-fn divide(sum_ns: u64, user_ticks: u64, system_ticks: u64) -> Usage {
+fn divide(sum_ns: u64, user_ticks: u64, system_ticks: u64) -> CpuUsage {
     let ticks = u128::from(user_ticks) + u128::from(system_ticks);
     let user_ns = match ticks {
         0 => sum_ns,
         _ => (u128::from(sum_ns) * u128::from(user_ticks) / ticks) as u64,
     };
-    Usage { user: Duration::from_nanos(user_ns), system: Duration::from_nanos(sum_ns - user_ns) }
+    CpuUsage { user: Duration::from_nanos(user_ns), system: Duration::from_nanos(sum_ns - user_ns) }
 }
 
 #[cfg(test)]

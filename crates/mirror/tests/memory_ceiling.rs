@@ -2,12 +2,15 @@
 //! applies to a process.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, IoError, IoFuture, MemoryDevice, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{
+    BlockDevice, FaultConfig, FaultControl, FaultLayer, IoError, IoFuture, MemoryDevice,
+    SharedDevice, ZeroFlags,
+};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
@@ -52,12 +55,17 @@ fn alone(test: impl AsyncFn() + Sync) {
 struct Way {
     to: Option<Mirror>,
     cut: AtomicBool,
+    /// Writes do not complete before the connection is lost.
+    hung: AtomicBool,
+    /// Writes that hang.
+    hanging: AtomicUsize,
     lines: Mutex<Vec<Weak<Line>>>,
 }
 
 impl Way {
     fn to(to: Option<Mirror>) -> Arc<Way> {
-        Arc::new(Way { to, cut: AtomicBool::new(false), lines: Mutex::default() })
+        let (cut, hung, hanging) = Default::default();
+        Arc::new(Way { to, cut, hung, hanging, lines: Mutex::default() })
     }
 
     fn cut(&self) {
@@ -79,8 +87,8 @@ impl PeerConnector for Link {
             return IoFuture::ready(Err(IoError::Unreachable));
         };
         let target = to.session();
-        let line = Line { target, lost: AtomicBool::new(false), wakers: Mutex::default() };
-        let line = Arc::new(line);
+        let (lost, wakers) = Default::default();
+        let line = Arc::new(Line { target, way: self.0.clone(), lost, wakers });
         self.0.lines.lock().push(Arc::downgrade(&line));
         IoFuture::ready(Ok(Arc::new(Connected(line))))
     }
@@ -89,6 +97,7 @@ impl PeerConnector for Link {
 /// A connection.
 struct Line {
     target: Arc<TargetSession>,
+    way: Arc<Way>,
     lost: AtomicBool,
     wakers: Mutex<Vec<Waker>>,
 }
@@ -122,6 +131,14 @@ impl PeerSession for Connected {
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()> {
+        if self.0.way.hung.load(SeqCst) {
+            self.0.way.hanging.fetch_add(1, SeqCst);
+            let lost = self.lost();
+            return IoFuture::later(async move {
+                let _held = data;
+                lost.await.and(Err(IoError::Unreachable))
+            });
+        }
         self.call(|target| target.write(offset, data, fua, order))
     }
 
@@ -154,7 +171,10 @@ impl PeerSession for Connected {
 }
 
 async fn replica(with_data: bool) -> (SharedDevice, Replica) {
-    let device: SharedDevice = Arc::new(MemoryDevice::new(288 << 20, 4096).unwrap());
+    replica_on(Arc::new(MemoryDevice::new(288 << 20, 4096).unwrap()), with_data).await
+}
+
+async fn replica_on(device: SharedDevice, with_data: bool) -> (SharedDevice, Replica) {
     let create =
         CreateReplica { volume: MirrorId([7; 16]), with_data, zeroes: false, geometry: SHAPE };
     Replica::create_within(device.clone(), None, create, SHAPE.usable_bytes).await.unwrap();
@@ -171,7 +191,21 @@ struct Pair {
 
 impl Pair {
     async fn new(change: impl FnOnce(&mut PeerOptions)) -> Pair {
-        let [(here, source), (there, target)] = [replica(true).await, replica(false).await];
+        Pair::of(replica(true).await, change).await
+    }
+
+    /// A pair whose source's device can fail.
+    async fn failing() -> (Pair, FaultControl) {
+        let device: SharedDevice = Arc::new(MemoryDevice::new(288 << 20, 4096).unwrap());
+        let (device, control) = FaultLayer::new(device, FaultConfig::default()).unwrap();
+        (Pair::of(replica_on(Arc::new(device), true).await, |_| {}).await, control)
+    }
+
+    async fn of(
+        (here, source): (SharedDevice, Replica),
+        change: impl FnOnce(&mut PeerOptions),
+    ) -> Pair {
+        let (there, target) = replica(false).await;
         let target = Mirror::new(target, vec![PeerOptions::new(Arc::new(Link(Way::to(None))))]);
         let connector = Way::to(Some(target.clone()));
         let mut options = PeerOptions::new(Arc::new(Link(connector.clone())));
@@ -347,6 +381,38 @@ fn resync_proceeds_when_range_waiters_hold_memory() {
         assert!(ended(writes).await.iter().all(Result::is_ok));
         pair.until(MirrorState::Mirroring).await;
         pair.check().await;
+    });
+}
+
+/// A repair holds the range that copies and host writes wait for, so it waits for no memory:
+/// neither for the hosts', nor for the reserve of the copies.
+#[test]
+fn repair_proceeds_without_free_memory_and_reserve() {
+    alone(async || {
+        let ((pair, control), other) = (Pair::failing().await, Pair::new(|_| {}).await);
+        other.connector.cut();
+        // One copy: others would wait for memory, and take what the host frees below.
+        let data = buf::try_alloc(4096).unwrap().freeze();
+        other.source.write(0, data, false).await.unwrap();
+        let mut held = take_all(MIB);
+        // The copy takes the reserve, and keeps it.
+        other.connector.hung.store(true, SeqCst);
+        other.connector.heal();
+        while other.connector.hanging.load(SeqCst) == 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        control.fail_reads(4096..8192);
+        held.pop();
+        let found = pair.source.read(0, buf::try_alloc(512 << 10).unwrap()).await.unwrap();
+        held.extend(std::iter::from_fn(|| buf::try_alloc(4096)).map(BufMut::freeze));
+        while pair.source.status().repairs == 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        drop((found, held));
+        other.connector.hung.store(false, SeqCst);
+        other.connector.cut();
+        other.connector.heal();
+        other.until(MirrorState::Mirroring).await;
     });
 }
 

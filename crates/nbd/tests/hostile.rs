@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::held::Held;
+use common::blocking_device::BlockingDevice;
 use common::peer::{Agreed, Peer, hello, request};
 use common::{Running, any_port, in_simulation, leaves_nothing, memory, on_each_driver};
 use flagstone_nbd::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, PEER_TIMEOUT};
@@ -120,7 +120,7 @@ fn client_disconnects_at_any_byte() {
 #[test]
 fn client_that_never_reads_is_closed() {
     in_simulation(3, async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let before = buf::memory_held();
         let peer = Peer::begun(&server.address, STRUCTURED).await;
@@ -164,7 +164,7 @@ fn unsent_data_of_stalled_client_is_dropped() {
 #[test]
 fn requests_in_flight_are_bounded() {
     on_each_driver(async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, STRUCTURED).await;
         calls.hold();

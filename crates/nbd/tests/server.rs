@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::held::Held;
+use common::blocking_device::BlockingDevice;
 use common::peer::{Agreed, Peer, request};
 use common::{Running, any_port, in_simulation, memory, on_each_driver, until};
 use flagstone_blockdev::{FaultConfig, FaultLayer};
@@ -109,7 +109,7 @@ fn unsized_clients_access_any_range() {
 #[test]
 fn concurrent_partial_block_writes_survive() {
     on_each_driver(async || {
-        let (device, _) = Held::wrap(memory(64 << 10, 4096));
+        let (device, _) = BlockingDevice::wrap(memory(64 << 10, 4096));
         let server = Running::with(device);
         let mut tasks = Vec::new();
         // Each client owns an eighth of each block; whole-block writers own blocks 8 to 15.
@@ -175,7 +175,7 @@ fn device_errors_keep_connection() {
 #[test]
 fn disconnect_waits_for_requests_in_flight() {
     on_each_driver(async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold();
@@ -200,7 +200,7 @@ fn disconnect_waits_for_requests_in_flight() {
 fn device_calls_finish_after_client_leaves() {
     on_each_driver(async || {
         let inner = memory(1 << 20, 512);
-        let (device, calls) = Held::wrap(inner.clone());
+        let (device, calls) = BlockingDevice::wrap(inner.clone());
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold();
@@ -222,7 +222,7 @@ fn device_calls_finish_after_client_leaves() {
 #[test]
 fn blocked_calls_of_gone_client_give_up() {
     on_each_driver(async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold_for_client();
@@ -246,7 +246,7 @@ fn blocked_calls_of_gone_client_give_up() {
 #[test]
 fn end_of_client_is_seen_at_in_flight_limit() {
     on_each_driver(async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold_for_client();
@@ -267,7 +267,7 @@ fn end_of_client_is_seen_at_in_flight_limit() {
 fn write_beyond_in_flight_limit_ends() {
     const LEN: usize = 2 * MAX_IN_FLIGHT_BYTES;
     in_simulation(1, async || {
-        let (device, calls) = Held::wrap(memory(64 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(64 << 20, 512));
         calls.hold();
         let server = Running::with(device);
         // Memory enough for the limit of the protocol: waiting for memory has a timer of its own.
@@ -288,7 +288,7 @@ fn write_beyond_in_flight_limit_ends() {
 #[test]
 fn drain_finishes_in_flight_and_refuses_new() {
     on_each_driver(async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let idle = Peer::begun(&server.address, SIMPLE).await;
         let greeted = Peer::greeted(&server.address).await;
@@ -319,7 +319,7 @@ fn drain_finishes_in_flight_and_refuses_new() {
 #[test]
 fn drain_has_timeout() {
     common::in_simulation(1, async || {
-        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let peer = Peer::begun(&server.address, SIMPLE).await;
         calls.hold();

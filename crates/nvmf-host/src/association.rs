@@ -22,9 +22,9 @@ use super::admission::{CallOrder, CommandQueue};
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, ConnectParams};
 use super::durability::{CacheInstance, Durability};
+use super::identify_data::NamespaceShape;
 use super::link::ControllerLink;
 use super::queue::{CommandEnd, HostQueue};
-use super::shape::NamespaceShape;
 use super::supervisor::Supervisor;
 use crate::limits::{
     ADMIN_ENTRIES, ADMIN_RESERVED_ENTRIES, DISCONNECT_TIMEOUT, POLL_PAUSE, RETRIES_MAX,

@@ -8,8 +8,8 @@ use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
 use flagstone_auth::{
-    Concatenation, Explanation, Group, Hash, HostExchange, HostFailure, HostStep, KeyPair, KeyRing,
-    Names, Randomness,
+    Concatenation, DhGroup, Explanation, Hash, HostExchange, HostFailure, HostStep, KeyPair,
+    KeyRing, Names, Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_runtime::{buf, compute, random_u64};
@@ -73,7 +73,7 @@ fn exchange(
         hashes: Hash::ALL.into(),
         // The smallest group first: the larger ones take ten times as long, and add nothing to a
         // secret of 256 random bits. This side accepts what the target prefers.
-        groups: Group::ALL.into(),
+        groups: DhGroup::ALL.into(),
         concatenation,
     };
     Ok(HostExchange::new(options, random_u64() as u16, Randomness::from_words(random_u64)))
@@ -88,9 +88,10 @@ async fn send(queue: &Rc<HostQueue>, message: Vec<u8>) -> Result<(), HostError> 
 
 async fn fetch(queue: &Rc<HostQueue>) -> Result<Vec<u8>, HostError> {
     let command = AuthenticationCommand::receive(0, MESSAGE_BYTES as u32).command();
-    let place = CommandData::In(buf::alloc_small(MESSAGE_BYTES));
+    // The length is an allocation length: SPDK's target sends only the message.
+    let place = CommandData::UpTo(buf::alloc_small(MESSAGE_BYTES));
     match ask(queue, "Authentication Receive", command, place).await?.1 {
-        CommandData::In(message) => Ok(message.to_vec()),
-        CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
+        CommandData::UpTo(message) => Ok(message.to_vec()),
+        _ => unreachable!("the place comes back"),
     }
 }

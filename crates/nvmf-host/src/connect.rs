@@ -30,9 +30,9 @@ use flagstone_runtime::{buf, random_u64, sync, time};
 use super::admission::CommandQueue;
 use super::authenticate::authenticate;
 use super::command::{CommandData, CommandOutcome};
+use super::identify_data::{ControllerLimits, NamespaceShape};
 use super::initialize::{OnDrop, initialize};
 use super::queue::HostQueue;
-use super::shape::{ControllerLimits, NamespaceShape};
 use super::{HostError, HostOptions, tls};
 use crate::limits::{ADMIN_ENTRIES, POLL_PAUSE};
 
@@ -341,7 +341,7 @@ impl AdminController {
         let command = Identify::new(cns, nsid).command(0);
         match ask(&self.queue, what, command, place).await?.1 {
             CommandData::In(answer) => Ok(*T::view(&answer).expect("as long as was asked for")),
-            CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
+            _ => unreachable!("the place comes back"),
         }
     }
 

@@ -18,7 +18,7 @@ use super::association::Association;
 use super::command::CommandData;
 use super::connect::ConnectParams;
 use super::durability::Durability;
-use super::shape::NamespaceShape;
+use super::identify_data::NamespaceShape;
 use super::window::{run_all, run_at_once};
 use super::{HostError, HostOptions};
 use crate::limits::{DISCONNECT_TIMEOUT, ZERO_BYTES};

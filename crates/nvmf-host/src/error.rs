@@ -3,7 +3,7 @@
 use std::io;
 
 use flagstone_auth::HostFailure;
-use flagstone_nvme::pdu::{Fatal, Violation};
+use flagstone_nvme::pdu::{Fatal, PduViolation};
 use flagstone_nvme::{FabricsType, Status};
 use flagstone_runtime::net::may_pass;
 use flagstone_runtime::time::Elapsed;
@@ -152,11 +152,11 @@ impl From<RxError> for HostError {
     }
 }
 
-impl From<Violation> for HostError {
-    fn from(violation: Violation) -> HostError {
+impl From<PduViolation> for HostError {
+    fn from(violation: PduViolation) -> HostError {
         match violation {
-            Violation::Terminate(fatal) => HostError::Protocol(fatal),
-            Violation::Close => HostError::Terminated("with a malformed TermReq".to_owned()),
+            PduViolation::Terminate(fatal) => HostError::Protocol(fatal),
+            PduViolation::Close => HostError::Terminated("with a malformed TermReq".to_owned()),
         }
     }
 }

@@ -18,8 +18,8 @@ use super::admission::CommandQueue;
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, ConnectParams, IoQueues, ask};
 use super::durability::CacheInstance;
+use super::identify_data::{ControllerLimits, NamespaceShape};
 use super::queue::HostQueue;
-use super::shape::{ControllerLimits, NamespaceShape};
 use crate::limits::{SCAN_PERIOD_MAX, TIMEOUT_TICKS};
 
 /// Live connection with its tasks. Dropping it ends all of them.

@@ -12,9 +12,9 @@ use super::HostError;
 use super::admission::CommandQueue;
 use super::association::Association;
 use super::connect::ConnectParams;
+use super::identify_data::NamespaceShape;
 use super::link::ControllerLink;
 use super::queue::HostQueue;
-use super::shape::NamespaceShape;
 
 /// Reconnect state of one association.
 pub(super) struct Supervisor {

@@ -9,15 +9,22 @@ use flagstone_transport::tls_psk;
 use super::HostError;
 use super::connect::ConnectParams;
 
+/// Name of a host that no target knows, for its log.
+const PROBING_HOST: &str = "nqn.2026-01.io.flagstone:tls-probe";
+
 /// True if the target answers a ClientHello with an alert: it has TLS, for whichever key.
+///
+/// The ClientHello names a host that the target does not know. With the name of this host, a target
+/// that has its TLS key would take the random key for a guess, and delay the next connections from
+/// this address.
 pub(super) async fn is_spoken(params: &ConnectParams) -> bool {
     let mut unknown = [0; 32];
     for part in unknown.chunks_mut(8) {
         part.copy_from_slice(&random_u64().to_le_bytes());
     }
     let Ok(key) = TlsKey::new(&unknown, None) else { return false };
-    let (host, subsystem) = (params.host_nqn.to_string(), params.subnqn.to_string());
-    let psks = offered(&key, &host, &subsystem).into_iter().map(tls_psk);
+    let psks = offered(&key, PROBING_HOST, &params.subnqn.to_string());
+    let psks = psks.into_iter().map(tls_psk);
     let Ok(client) = TlsClient::with_psks(psks.collect()) else { return false };
     let Ok(stream) = Stream::connect(&params.address).await else { return false };
     matches!(client.connect(stream, &[]).await, Err(TlsFailure::Alert(_)))

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{any_port, memory, on_cores, options};
-use flagstone_auth::{Explanation, Hash, HostFailure, KeyPair, KeyRing, Secret};
+use flagstone_auth::tls::TlsKey;
+use flagstone_auth::{Explanation, Hash, HostFailure, KeyPair, KeyRing, Secret, TlsRing};
 use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice};
+use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice, RemoteTls};
 use flagstone_nvmf_target::{
-    self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode,
+    self as target, HostTls, NamespaceConfig, SubsystemConfig, Target, TargetConfig,
+    TlsFailureReason, TlsMode,
 };
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::task::AbortOnDrop;
@@ -196,6 +198,39 @@ fn refused_concatenation_reports_reason() {
             let refused = refused.unwrap_err().to_string();
             assert!(refused.contains("a key of the controller"), "{refused}");
         }
+    });
+}
+
+/// Regression: the host found out by a random key whether the target has TLS. The target took that
+/// for a guess of the key that it has for this host, and delayed its address.
+#[test]
+fn probe_for_tls_is_no_guess_of_a_key() {
+    on_cores(1, async || {
+        let required = listening(TlsMode::Required);
+        let key = || TlsRing::new(vec![TlsKey::new(&[5; 32], None).unwrap()]);
+        let tls = HostTls { keys: key(), required: true };
+        required.target().set_tls_keys(&locked(), BTreeMap::from([(host(1), tls)]));
+        let refused = required.connect(1, keys(1)).await.unwrap_err();
+        assert!(matches!(refused, HostError::TlsRequired), "{refused}");
+        let failed = |reason| {
+            let at = TlsFailureReason::ALL.iter().position(|known| *known == reason).unwrap();
+            required.target().tls_totals().failed[at]
+        };
+        assert_eq!(failed(TlsFailureReason::WrongKey), 0, "only these delay an address");
+        assert_eq!(failed(TlsFailureReason::UnknownIdentity), 1);
+        // It comes back with its key, and one with another key is a guesser.
+        let options = |keys| HostOptions {
+            host_nqn: Some(host(1)),
+            keys: Some(self::keys(1)),
+            tls: Some(RemoteTls { keys, allow_plain: false }),
+            ..options()
+        };
+        let address = required.address.clone();
+        let device = RemoteDevice::connect(address.clone(), &locked(), options(key())).await;
+        device.unwrap().disconnect().await;
+        let other = TlsRing::new(vec![TlsKey::new(&[6; 32], None).unwrap()]);
+        RemoteDevice::connect(address, &locked(), options(other)).await.unwrap_err();
+        assert_eq!(failed(TlsFailureReason::WrongKey), 1);
     });
 }
 

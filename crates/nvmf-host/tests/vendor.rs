@@ -193,7 +193,8 @@ async fn conversation() {
     assert!(answer.status.is_success());
     let data = answer.data.unwrap();
     assert_eq!((data.len(), &data[..16], data[16]), (512, &asker[..], 0));
-    let attach = ReplicaRequest::Attach(Attach::new([1; 16], asker, 3, 4, true));
+    let attach = Attach::new([1; 16], asker, 3, 4, true);
+    let attach = ReplicaRequest::Attach { attach, revision: 0 };
     assert!(ask(&session, attach).await.unwrap().status.is_success());
     let pages = (1..=60u8).map(|page| ask(&session, ReplicaRequest::Bitmap { page: page.into() }));
     for (page, answer) in (1..=60u8).zip(pages.collect::<Vec<_>>()) {
@@ -293,7 +294,8 @@ fn unsupported_vendor_commands_are_refused() {
         let answer = ask(&session, ReplicaRequest::HandOver).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
         // Too much data, in either direction, is refused before it is fetched or allocated.
-        let command = ReplicaRequest::Attach(Attach::default()).command(0, session.nsid());
+        let command = ReplicaRequest::Attach { attach: Attach::default(), revision: 0 }
+            .command(0, session.nsid());
         let long = CommandData::Out(buf::zeroes(64 << 10));
         let answer = session.admin(command, long).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_FIELD);

@@ -8,9 +8,12 @@
 //!
 //! A refusal names the host's request, the accepted kind, and the remedy.
 
+use std::collections::VecDeque;
+
 use flagstone_auth::Concatenation;
 
-use crate::tls::{Channel, TlsMode};
+use crate::limits::GENERATED_PSKS_PER_HOST;
+use crate::tls::{ChannelProof, TlsMode};
 
 /// Why a PSK is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +96,7 @@ pub(crate) struct ConcatenationRule {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConcatenationScope<'a> {
     pub(crate) qid: u16,
-    pub(crate) channel: Channel<'a>,
+    pub(crate) channel: ChannelProof<'a>,
     pub(crate) tls_mode: TlsMode,
     /// The host has a configured TLS key for the subsystem.
     pub(crate) has_tls_key: bool,
@@ -109,14 +112,14 @@ impl ConcatenationRule {
         let none = |otherwise| Self { accepted: Concatenation::None, otherwise };
         match scope.channel {
             _ if scope.qid != 0 => none(Refusal::IoQueue),
-            Channel::GeneratedPsk(_) => {
+            ChannelProof::GeneratedPsk(_) => {
                 Self { accepted: Concatenation::ReplacePsk, otherwise: Refusal::NotNew }
             }
-            Channel::ConfiguredKey => none(Refusal::ConfiguredKey),
-            Channel::Plain if scope.tls_mode != TlsMode::Allowed => none(Refusal::NoTls),
-            Channel::Plain if scope.has_tls_key => none(Refusal::ConfiguredKey),
-            Channel::Plain if scope.has_io_queues => none(Refusal::PlainIoQueues),
-            Channel::Plain => {
+            ChannelProof::ConfiguredKey => none(Refusal::ConfiguredKey),
+            ChannelProof::Plain if scope.tls_mode != TlsMode::Allowed => none(Refusal::NoTls),
+            ChannelProof::Plain if scope.has_tls_key => none(Refusal::ConfiguredKey),
+            ChannelProof::Plain if scope.has_io_queues => none(Refusal::PlainIoQueues),
+            ChannelProof::Plain => {
                 Self { accepted: Concatenation::NewPsk, otherwise: Refusal::NothingToReplace }
             }
         }
@@ -133,9 +136,19 @@ impl ConcatenationRule {
     }
 }
 
-/// Requirement of secure channel concatenation on a controller's I/O queues.
+/// Secure channel concatenation of a controller: the requirement on its I/O queues, and the PSKs
+/// that they have used, which end with it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) enum Concatenated {
+pub(crate) struct Concatenated {
+    requirement: Requirement,
+    /// Identities of generated PSKs that I/O queues have used, at most [`GENERATED_PSKS_PER_HOST`],
+    /// as many as the host has. The last use of the first is the longest ago.
+    used: VecDeque<Vec<u8>>,
+}
+
+/// Requirement on a controller's I/O queues.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Requirement {
     /// Nothing.
     #[default]
     No,
@@ -144,11 +157,8 @@ pub(crate) enum Concatenated {
     /// TLS: on the plain admin queue, the host has made the PSK with this identity. It has to
     /// reconnect with TLS.
     Made(Vec<u8>),
-    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues
-    /// yet.
+    /// TLS: the admin queue uses the generated PSK with this identity.
     Secured(Vec<u8>),
-    /// TLS: I/O queues use generated PSKs, or have used them.
-    InUse(Vec<u8>),
 }
 
 impl Concatenated {
@@ -157,44 +167,60 @@ impl Concatenated {
     /// # Errors
     /// [`ConcatenationRefusal::PlainIoQueues`].
     pub(crate) fn promise(&mut self, has_io_queues: bool) -> Result<(), ConcatenationRefusal> {
-        match self {
-            Self::No if has_io_queues => Err(ConcatenationRefusal::PlainIoQueues),
-            Self::No => {
-                *self = Self::Promised;
+        match self.requirement {
+            Requirement::No if has_io_queues => Err(ConcatenationRefusal::PlainIoQueues),
+            Requirement::No => {
+                self.requirement = Requirement::Promised;
                 Ok(())
             }
-            Self::Promised | Self::Made(_) | Self::Secured(_) | Self::InUse(_) => Ok(()),
+            Requirement::Promised | Requirement::Made(_) | Requirement::Secured(_) => Ok(()),
         }
     }
 
     /// Keeps the promised PSK. Returns the identity of the PSK that it replaces.
     pub(crate) fn keep(&mut self, identity: Vec<u8>) -> Option<Vec<u8>> {
-        let (next, last) = match std::mem::take(self) {
-            Self::Secured(last) => (Self::Secured(identity), Some(last)),
-            Self::InUse(last) => (Self::InUse(identity), Some(last)),
-            Self::Made(last) => (Self::Made(identity), Some(last)),
-            Self::Promised | Self::No => (Self::Made(identity), None),
+        let (next, last) = match std::mem::take(&mut self.requirement) {
+            Requirement::Secured(last) => (Requirement::Secured(identity.clone()), Some(last)),
+            Requirement::Made(last) => (Requirement::Made(identity.clone()), Some(last)),
+            Requirement::Promised | Requirement::No => (Requirement::Made(identity.clone()), None),
         };
-        *self = next;
+        self.requirement = next;
+        // It ends with this controller, too: I/O queues use what it replaces.
+        if let Some(used) = self.used.iter_mut().find(|used| Some(&**used) == last.as_ref()) {
+            *used = identity;
+        }
         last
     }
 
     /// Queue `qid` joins over `channel`. False if it needs TLS by a generated PSK, and has not.
-    pub(crate) fn join(&mut self, qid: u16, channel: Channel<'_>) -> bool {
-        match (qid, channel, &*self) {
-            (0, Channel::GeneratedPsk(identity), _) => *self = Self::Secured(identity.to_vec()),
-            (_, Channel::GeneratedPsk(_), Self::Secured(identity)) => {
-                *self = Self::InUse(identity.clone());
+    pub(crate) fn join(&mut self, qid: u16, channel: ChannelProof<'_>) -> bool {
+        match (qid, channel) {
+            (0, ChannelProof::GeneratedPsk(identity)) => {
+                self.requirement = Requirement::Secured(identity.to_vec());
             }
-            (0, ..) | (_, Channel::GeneratedPsk(_), _) | (.., Self::No) => {}
-            _ => return false,
+            (_, ChannelProof::GeneratedPsk(identity)) => self.begin_use(identity),
+            (0, ChannelProof::Plain | ChannelProof::ConfiguredKey) => {}
+            (_, ChannelProof::Plain | ChannelProof::ConfiguredKey) => return !self.needs_tls(),
         }
         true
     }
 
+    fn begin_use(&mut self, identity: &[u8]) {
+        self.used.retain(|used| used != identity);
+        if self.used.len() == GENERATED_PSKS_PER_HOST {
+            self.used.pop_front();
+        }
+        self.used.push_back(identity.to_vec());
+    }
+
+    /// Identities of the PSKs that end with the controller.
+    pub(crate) fn used(self) -> impl Iterator<Item = Vec<u8>> {
+        self.used.into_iter()
+    }
+
     /// True if I/O queues have to use TLS.
     pub(crate) fn needs_tls(&self) -> bool {
-        *self != Self::No
+        self.requirement != Requirement::No
     }
 }
 
@@ -202,7 +228,7 @@ impl Concatenated {
 mod tests {
     use super::*;
 
-    fn scope(channel: Channel<'static>) -> ConcatenationScope<'static> {
+    fn scope(channel: ChannelProof<'static>) -> ConcatenationScope<'static> {
         let (tls_mode, has_tls_key, has_io_queues) = (TlsMode::Allowed, false, false);
         ConcatenationScope { qid: 0, channel, tls_mode, has_tls_key, has_io_queues }
     }
@@ -210,7 +236,8 @@ mod tests {
     #[test]
     fn each_refusal_has_its_own_reason() {
         use ConcatenationRefusal as Refusal;
-        let (plain, generated) = (scope(Channel::Plain), scope(Channel::GeneratedPsk(b"x")));
+        let (plain, generated) =
+            (scope(ChannelProof::Plain), scope(ChannelProof::GeneratedPsk(b"x")));
         let [new, replace] =
             [Concatenation::NewPsk, Concatenation::ReplacePsk].map(Concatenation::id);
         for (scope, asked, reason) in [
@@ -222,7 +249,7 @@ mod tests {
             (ConcatenationScope { qid: 1, ..generated }, replace, Refusal::IoQueue),
             (ConcatenationScope { tls_mode: TlsMode::Off, ..plain }, new, Refusal::NoTls),
             (ConcatenationScope { has_tls_key: true, ..plain }, new, Refusal::ConfiguredKey),
-            (self::scope(Channel::ConfiguredKey), replace, Refusal::ConfiguredKey),
+            (self::scope(ChannelProof::ConfiguredKey), replace, Refusal::ConfiguredKey),
             (ConcatenationScope { has_io_queues: true, ..plain }, new, Refusal::PlainIoQueues),
         ] {
             assert_eq!(ConcatenationRule::of(scope).refusal(asked), reason, "{scope:?}");
@@ -235,20 +262,50 @@ mod tests {
 
     #[test]
     fn promise_keeps_plain_io_queues_out() {
-        let mut state = Concatenated::No;
+        let mut state = Concatenated::default();
         assert_eq!(state.promise(true), Err(ConcatenationRefusal::PlainIoQueues));
-        assert!(state.join(1, Channel::Plain) && !state.needs_tls());
+        assert!(state.join(1, ChannelProof::Plain) && !state.needs_tls());
         assert_eq!(state.promise(false), Ok(()));
-        assert!(!state.join(1, Channel::Plain) && !state.join(1, Channel::ConfiguredKey));
-        assert!(state.needs_tls() && state.join(1, Channel::GeneratedPsk(b"other")));
+        assert!(!state.join(1, ChannelProof::Plain) && !state.join(1, ChannelProof::ConfiguredKey));
+        assert!(state.needs_tls() && state.join(1, ChannelProof::GeneratedPsk(b"other")));
         assert_eq!(state.keep(b"first".to_vec()), None);
         assert_eq!(state.keep(b"second".to_vec()), Some(b"first".to_vec()));
-        assert_eq!(state, Concatenated::Made(b"second".to_vec()));
-        assert!(!state.join(1, Channel::Plain) && state.join(0, Channel::Plain));
+        assert_eq!(state.requirement, Requirement::Made(b"second".to_vec()));
+        assert!(!state.join(1, ChannelProof::Plain) && state.join(0, ChannelProof::Plain));
         // A queue over TLS needs the promise no longer.
-        assert!(state.join(0, Channel::GeneratedPsk(b"second")));
-        assert!(state.join(1, Channel::GeneratedPsk(b"second")) && state.promise(true).is_ok());
+        assert!(state.join(0, ChannelProof::GeneratedPsk(b"second")));
+        assert!(
+            state.join(1, ChannelProof::GeneratedPsk(b"second")) && state.promise(true).is_ok()
+        );
         assert_eq!(state.keep(b"third".to_vec()), Some(b"second".to_vec()));
-        assert_eq!(state, Concatenated::InUse(b"third".to_vec()));
+        assert_eq!(state.requirement, Requirement::Secured(b"third".to_vec()));
+        assert!(state.used().eq([b"other".to_vec(), b"third".to_vec()]));
+    }
+
+    /// Regression: an I/O queue used a PSK while the admin queue was plain, and the PSK outlived
+    /// the controller.
+    #[test]
+    fn io_queue_uses_psk_whatever_the_admin_queue_is() {
+        let states = [
+            Requirement::No,
+            Requirement::Promised,
+            Requirement::Made(b"own".to_vec()),
+            Requirement::Secured(b"own".to_vec()),
+            Requirement::Secured(b"other".to_vec()),
+        ];
+        for requirement in states {
+            let needs_tls = requirement != Requirement::No;
+            let mut state = Concatenated { requirement, used: VecDeque::new() };
+            assert!(state.join(1, ChannelProof::GeneratedPsk(b"own")));
+            assert!(state.join(2, ChannelProof::GeneratedPsk(b"own")));
+            assert_eq!(state.needs_tls(), needs_tls, "no other queue is concerned");
+            assert!(state.used().eq([b"own".to_vec()]));
+        }
+        let mut state = Concatenated::default();
+        for byte in 0..=GENERATED_PSKS_PER_HOST as u8 {
+            assert!(state.join(1, ChannelProof::GeneratedPsk(&[byte])));
+        }
+        let last = (1..=GENERATED_PSKS_PER_HOST as u8).map(|byte| vec![byte]);
+        assert!(state.used().eq(last), "a host has no more");
     }
 }

@@ -12,10 +12,10 @@ use flagstone_runtime::time;
 
 use super::Target;
 use super::controller::{Controller, HostIdentity, NewController};
-use super::handshakes::{FailureReason, Handshake};
+use super::handshakes::{FailureReason, PendingHandshake};
 use super::queue::{ControllerQueue, Hangup};
-use super::subsystem::{Subsystem, SubsystemKind};
-use super::tls::Channel;
+use super::subsystem::{ServedSubsystem, SubsystemKind};
+use super::tls::ChannelProof;
 
 /// Queue that belongs to a connection. Drop it only when the queue has no command in flight,
 /// because the host may resend its commands as soon as the queue is released. Dropping the admin
@@ -28,7 +28,7 @@ pub(crate) struct Connected {
     /// Dword 0 of the completion of Connect.
     pub(crate) result: u32,
     /// Handshake that the host has to complete before other commands.
-    pub(crate) handshake: Option<Handshake>,
+    pub(crate) handshake: Option<PendingHandshake>,
 }
 
 impl Drop for Connected {
@@ -103,7 +103,7 @@ pub(crate) fn connect(
     command: &ConnectCommand,
     data: &ConnectData,
     (local, source): (Option<SocketAddr>, Option<IpAddr>),
-    channel: Channel<'_>,
+    channel: ChannelProof<'_>,
     connection: Box<dyn Hangup>,
 ) -> Result<Connected, ConnectRefusal> {
     let refused =
@@ -128,13 +128,13 @@ pub(crate) fn connect(
     }
     let wanted = data.controller_id.get();
     let qid = command.qid.get();
-    let has_psk = matches!(channel, Channel::GeneratedPsk(_));
+    let has_psk = matches!(channel, ChannelProof::GeneratedPsk(_));
     let refuse = |reason| {
         target.handshakes.failed(source, reason);
         ConnectRefusal::not_allowed(reason)
     };
     // It may have ended since the handshake. Checked again when the queue is attached.
-    if let Channel::GeneratedPsk(identity) = channel
+    if let ChannelProof::GeneratedPsk(identity) = channel
         && !target.tls.generated.is_valid(identity, time::now())
     {
         target.handshakes.failed(source, FailureReason::PskEnded);
@@ -149,8 +149,8 @@ pub(crate) fn connect(
     let handshake = match (subsystem.requires_authentication(), channel) {
         (false, _) => None,
         // Its TLS key is its proof, as it has no other.
-        (true, Channel::ConfiguredKey) if !has_key => None,
-        (true, Channel::GeneratedPsk(_)) if has_key => None,
+        (true, ChannelProof::ConfiguredKey) if !has_key => None,
+        (true, ChannelProof::GeneratedPsk(_)) if has_key => None,
         (true, _) if !has_key => return Err(refuse(FailureReason::NoKey)),
         (true, _) => {
             let busy = || ConnectRefusal {
@@ -181,7 +181,7 @@ pub(crate) fn connect(
     }
     // From here on, dropping it releases the queue.
     controller.saw_traffic();
-    if !matches!(channel, Channel::Plain) && handshake.is_none() {
+    if !matches!(channel, ChannelProof::Plain) && handshake.is_none() {
         controller.passed_authentication(qid);
     }
     let result = ConnectResult {
@@ -203,7 +203,7 @@ fn not_allowed() -> ConnectRefusal {
 /// Creates a controller for an admin queue.
 fn admin_controller(
     target: &Arc<Target>,
-    subsystem: &Arc<Subsystem>,
+    subsystem: &Arc<ServedSubsystem>,
     host: HostIdentity,
     wanted: u16,
     local: Option<SocketAddr>,
@@ -241,7 +241,7 @@ fn admin_controller(
 /// Finds the controller that an I/O queue belongs to.
 fn io_controller(
     target: &Target,
-    subsystem: &Subsystem,
+    subsystem: &ServedSubsystem,
     host: HostIdentity,
     wanted: u16,
     qid: u16,

@@ -32,11 +32,11 @@ use super::event::Events;
 use super::feature::Features;
 use super::generated_psks::NewPsk;
 use super::handshakes::FailureReason;
-use super::keep_alive::KeepAlive;
+use super::keep_alive::KeepAliveTimer;
 use super::namespace::NamespaceTable;
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
-use super::subsystem::{Subsystem, SubsystemKind};
-use super::tls::Channel;
+use super::subsystem::{ServedSubsystem, SubsystemKind};
+use super::tls::ChannelProof;
 use super::vendor::Vendor;
 use crate::limits::READY_TIMEOUT_500MS;
 
@@ -52,12 +52,12 @@ pub(crate) struct Controller {
     pub(crate) id: u16,
     pub(crate) host: HostIdentity,
     pub(super) target: Arc<Target>,
-    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) subsystem: Arc<ServedSubsystem>,
     /// Local address that the host connected to.
     pub(super) local: Option<SocketAddr>,
     /// Volatile write cache as reported to the host. Fixed, because hosts ask only once.
     pub(super) volatile_cache: bool,
-    pub(super) keep_alive: KeepAlive,
+    pub(super) keep_alive: KeepAliveTimer,
     pub(super) events: Events,
     pub(super) features: Mutex<Features>,
     pub(super) errors: Mutex<ErrorLog>,
@@ -84,7 +84,7 @@ pub(super) struct Registers {
 pub(super) struct NewController {
     pub(super) host: HostIdentity,
     pub(super) target: Arc<Target>,
-    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) subsystem: Arc<ServedSubsystem>,
     pub(super) local: Option<SocketAddr>,
     pub(super) keep_alive_ms: u32,
 }
@@ -102,7 +102,7 @@ impl Controller {
             features: Mutex::new(Features::new(target.config())),
             target,
             subsystem,
-            keep_alive: KeepAlive::new(keep_alive_ms),
+            keep_alive: KeepAliveTimer::new(keep_alive_ms),
             events: Events::default(),
             errors: Mutex::default(),
             vendor: Mutex::default(),
@@ -187,11 +187,11 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next
-    /// attempt of its host, which may not authenticate again before.
-    fn drop_psk(&self) {
+    /// Ends the PSKs that I/O queues of this controller have used. One without I/O queues by then
+    /// is for the next attempt of its host, which may not authenticate again before.
+    fn drop_psks(&self) {
         let _queues = self.queues.lock();
-        if let Concatenated::InUse(identity) = std::mem::take(&mut *self.concatenated.lock()) {
+        for identity in std::mem::take(&mut *self.concatenated.lock()).used() {
             self.target.tls.generated.remove(&identity);
         }
     }
@@ -345,7 +345,7 @@ impl Controller {
             self.ready.store(false, Ordering::Release);
         }
         self.cut_queues(0);
-        self.drop_psk();
+        self.drop_psks();
         self.end_vendor_sessions();
         self.events.reset();
         self.subsystem.remove_controller(self.id);
@@ -404,7 +404,7 @@ impl Controller {
     pub(super) fn attach(
         &self,
         queue: Arc<ControllerQueue>,
-        channel: Channel<'_>,
+        channel: ChannelProof<'_>,
     ) -> Result<(), ConnectRefusal> {
         let mut queues = self.queues.lock();
         // Checked under the lock: a later reset or end finds the queue here.
@@ -417,7 +417,7 @@ impl Controller {
         }
         let mut concatenated = self.concatenated.lock();
         // Under the lock of the PSKs: one that has ended meanwhile, on another core, opens nothing.
-        if let Channel::GeneratedPsk(identity) = channel
+        if let ChannelProof::GeneratedPsk(identity) = channel
             && !self.target.tls.generated.begin_use(identity, time::now())
         {
             return Err(ConnectRefusal::psk_ended());

@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - a PSK opens queues of the host and subsystem whose authentication made it, and is checked in
-//!   the handshake and in Connect. It ends with the first controller that has I/O queues with it,
+//!   the handshake and in Connect. It ends with the first controller that has had an I/O queue
+//!   with it, whatever its admin queue uses,
 //!   after [`GENERATED_PSK_LIFETIME`], and when the keys of that authentication are replaced. It
 //!   outlives the controller that made it, because the host reconnects with TLS, and a controller
 //!   whose I/O queues fail to connect;

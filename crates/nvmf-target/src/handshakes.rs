@@ -4,7 +4,8 @@
 //! - at most [`HANDSHAKES`] are in flight, and at most [`HANDSHAKES_PER_SOURCE`] of one address;
 //! - each ends once, with success or a [`FailureReason`]; a handshake dropped earlier counts as
 //!   abandoned, because it made this side compute too;
-//! - failures of an address delay its next handshakes, the longer the more there were.
+//! - failures of an address delay its next handshakes, the longer the more there were. A Connect
+//!   without the TLS that it needs tries no key, and delays nothing.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -130,12 +131,12 @@ impl Default for Handshakes {
 impl Handshakes {
     /// Begins a handshake of `source`, `None` for a Unix socket. `None` at a limit. Call it on a
     /// core of the runtime, as all of these.
-    pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<Handshake> {
+    pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<PendingHandshake> {
         let Some(place) = self.in_flight.begin(source) else {
             self.count(FailureReason::Busy);
             return None;
         };
-        Some(Handshake { all: self.clone(), source, ended: false, place })
+        Some(PendingHandshake { all: self.clone(), source, ended: false, place })
     }
 
     /// Time that a new handshake of `source` has to wait.
@@ -147,6 +148,9 @@ impl Handshakes {
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
         let kind = match reason {
+            // No key was tried, and nothing computed. A host that tries without TLS first, or whose
+            // key has not been configured yet, must not be delayed when it comes with its key.
+            FailureReason::NoTls => return,
             FailureReason::Abandoned | FailureReason::Busy | FailureReason::PskEnded => {
                 FailureKind::Unfinished
             }
@@ -176,14 +180,14 @@ impl Handshakes {
 
 /// Handshake in flight.
 #[derive(Debug)]
-pub(crate) struct Handshake {
+pub(crate) struct PendingHandshake {
     all: Arc<Handshakes>,
     source: Option<IpAddr>,
     ended: bool,
     place: InFlightPlace,
 }
 
-impl Handshake {
+impl PendingHandshake {
     /// Ends it with success.
     pub(crate) fn succeed(mut self) {
         self.ended = true;
@@ -206,7 +210,7 @@ impl Handshake {
     }
 }
 
-impl Drop for Handshake {
+impl Drop for PendingHandshake {
     fn drop(&mut self) {
         self.fail(FailureReason::Abandoned);
     }
@@ -248,6 +252,22 @@ mod tests {
             assert!(all.begin(source(1)).is_some());
             drop(held);
             assert_eq!(all.totals().succeeded, 1);
+        })
+        .unwrap();
+    }
+
+    /// Regression: a host that tried without TLS first was delayed like one that guesses keys.
+    #[test]
+    fn missing_tls_is_no_guess() {
+        block_on(async {
+            let all = Handshakes::default();
+            for _ in 0..8 {
+                all.failed(source(1), FailureReason::NoTls);
+            }
+            assert_eq!(all.delay(source(1)), Duration::ZERO);
+            assert_eq!(failures(&all, FailureReason::NoTls), 8);
+            all.failed(source(1), FailureReason::OtherIdentity);
+            assert_eq!(all.delay(source(1)), FAILURE_DELAY);
         })
         .unwrap();
     }

@@ -15,7 +15,7 @@ use crate::limits::{KEEP_ALIVE_LOOKS, KEEP_ALIVE_UNIT_MS};
 
 /// Timer setting and traffic flag.
 #[derive(Debug)]
-pub(super) struct KeepAlive {
+pub(super) struct KeepAliveTimer {
     traffic: AtomicBool,
     setting: Mutex<Setting>,
 }
@@ -27,11 +27,11 @@ struct Setting {
     waiting: Option<Waker>,
 }
 
-impl KeepAlive {
+impl KeepAliveTimer {
     /// Timeout of `timeout_ms`, rounded up to whole units; 0 disables it.
-    pub(super) fn new(timeout_ms: u32) -> KeepAlive {
+    pub(super) fn new(timeout_ms: u32) -> KeepAliveTimer {
         let setting = Setting { timeout_ms: round_up(timeout_ms), revision: 0, waiting: None };
-        KeepAlive { traffic: AtomicBool::new(false), setting: Mutex::new(setting) }
+        KeepAliveTimer { traffic: AtomicBool::new(false), setting: Mutex::new(setting) }
     }
 
     /// Records traffic. It writes only if the flag is clear, which keeps cores from contending for
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn traffic_and_new_setting_restart_timer() {
         flagstone_runtime::block_on(async {
-            let keep_alive = KeepAlive::new(0);
+            let keep_alive = KeepAliveTimer::new(0);
             let mut expired = std::pin::pin!(keep_alive.expired());
             // While disabled, only a new setting wakes the task.
             let poll = poll_fn(|context| Poll::Ready(expired.as_mut().poll(context))).await;
@@ -135,7 +135,7 @@ mod tests {
         let sim = Simulation::new(1, SimConfig::default());
         for heard_ms in [0, 1, 499, 500, 501, 1300, 7777] {
             let silent = sim.block_on(async move {
-                let keep_alive = Rc::new(KeepAlive::new(2000));
+                let keep_alive = Rc::new(KeepAliveTimer::new(2000));
                 let watched = keep_alive.clone();
                 let end = spawn(async move {
                     watched.expired().await;
@@ -156,8 +156,8 @@ mod tests {
     #[test]
     fn timeouts_round_to_whole_units() {
         for (asked, given) in [(0, 0), (1, 1000), (1000, 1000), (15_001, 16_000)] {
-            assert_eq!(KeepAlive::new(asked).timeout_ms(), given);
+            assert_eq!(KeepAliveTimer::new(asked).timeout_ms(), given);
         }
-        assert_eq!(KeepAlive::new(u32::MAX).timeout_ms(), u32::MAX);
+        assert_eq!(KeepAliveTimer::new(u32::MAX).timeout_ms(), u32::MAX);
     }
 }

@@ -73,7 +73,7 @@ pub(crate) use queue::ControllerQueue;
 pub use queue::IoTotals;
 pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
 pub use subsystem::SubsystemConfig;
-use subsystem::{Subsystem, SubsystemKind};
+use subsystem::{ServedSubsystem, SubsystemKind};
 use tls::{HandshakeKeys, TlsKeys};
 pub use tls::{HostTls, TlsFailureReason, TlsMode, TlsTotals};
 pub use vendor::{
@@ -139,7 +139,7 @@ pub enum TargetError {
 pub struct Target {
     config: TargetConfig,
     served: Mutex<Served>,
-    discovery: Arc<Subsystem>,
+    discovery: Arc<ServedSubsystem>,
     /// Changes of the discovery log (GENCTR).
     discovery_changes: AtomicU64,
     controllers: AtomicU32,
@@ -157,7 +157,7 @@ pub struct Target {
 
 #[derive(Debug, Default)]
 struct Served {
-    subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
+    subsystems: BTreeMap<Nqn, Arc<ServedSubsystem>>,
     listeners: Vec<Listener>,
 }
 
@@ -182,7 +182,7 @@ impl Target {
             allow_hosts: Vec::new(),
             keys: BTreeMap::new(),
         };
-        let discovery = Subsystem::new(discovery, SubsystemKind::Discovery)
+        let discovery = ServedSubsystem::new(discovery, SubsystemKind::Discovery)
             .map_err(|_| ConfigError { field: "serial", expected: "printable" })?;
         let handshakes = Arc::<Handshakes>::default();
         let tls = Arc::new(TlsKeys::new(handshakes.delays()));
@@ -224,7 +224,7 @@ impl Target {
     /// # Errors
     /// [`TargetError::SubsystemExists`], [`TargetError::Serial`], [`TargetError::Full`].
     pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
-        self.add(Subsystem::new(config, SubsystemKind::Io)?)
+        self.add(ServedSubsystem::new(config, SubsystemKind::Io)?)
     }
 
     /// Like [`Target::add_subsystem`], but the subsystem is absent from discovery logs, so hosts
@@ -233,10 +233,10 @@ impl Target {
     /// # Errors
     /// As [`Target::add_subsystem`].
     pub fn add_hidden_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
-        self.add(Subsystem::new(config, SubsystemKind::Io)?.hide())
+        self.add(ServedSubsystem::new(config, SubsystemKind::Io)?.hide())
     }
 
-    fn add(&self, subsystem: Subsystem) -> Result<(), TargetError> {
+    fn add(&self, subsystem: ServedSubsystem) -> Result<(), TargetError> {
         let (nqn, subsystem) = (subsystem.nqn, Arc::new(subsystem));
         {
             let mut served = self.served.lock();
@@ -521,18 +521,18 @@ impl Target {
         self.subsystem(nqn).is_some_and(|subsystem| subsystem.keys_of(host).is_some())
     }
 
-    fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+    fn subsystem(&self, nqn: &Nqn) -> Option<Arc<ServedSubsystem>> {
         if nqn.is_discovery() {
             return Some(self.discovery.clone());
         }
         self.served.lock().subsystems.get(nqn).cloned()
     }
 
-    fn subsystem_named(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
+    fn subsystem_named(&self, nqn: &Nqn) -> Result<Arc<ServedSubsystem>, TargetError> {
         self.served.lock().subsystems.get(nqn).cloned().ok_or_else(|| no_subsystem(nqn))
     }
 
-    fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+    fn subsystems(&self) -> Vec<Arc<ServedSubsystem>> {
         self.served.lock().subsystems.values().cloned().collect()
     }
 

@@ -1,8 +1,8 @@
 //! Get Log Page (Base 5.1.12).
 //!
-//! A log page is never assembled as a whole. It is written piecewise into a [`Window`], which keeps
-//! the part that the host requested. The requested range is checked against the length of the page
-//! before anything is written or allocated.
+//! A log page is never assembled as a whole. It is written piecewise into a [`LogPageWindow`],
+//! which keeps the part that the host requested. The requested range is checked against the length
+//! of the page before anything is written or allocated.
 
 use flagstone_nvme::command::Sqe;
 use flagstone_nvme::command::admin::GetLogPage;
@@ -55,7 +55,7 @@ const SCOPE_NAMESPACE: u32 = 1 << 20;
 const SCOPE_CONTROLLER: u32 = 1 << 21;
 
 /// Requested part of a log page.
-pub(super) struct Window {
+pub(super) struct LogPageWindow {
     data: BufMut,
     /// Offset of the part within the page.
     offset: u64,
@@ -63,7 +63,7 @@ pub(super) struct Window {
     at: u64,
 }
 
-impl Window {
+impl LogPageWindow {
     /// Creates a zeroed window for the part of a page of `page_bytes` that `get` requests.
     ///
     /// # Errors
@@ -74,14 +74,14 @@ impl Window {
         get: &GetLogPage,
         page_bytes: u64,
         most: u32,
-    ) -> Result<Window, Status> {
+    ) -> Result<LogPageWindow, Status> {
         // No page here has an index of entries.
         if get.offset_is_index || get.data_bytes > u64::from(most) {
             return Err(Status::INVALID_FIELD.dnr());
         }
         window(page_bytes, get.offset, get.data_bytes)?;
         let data = reply_data(command, get.data_bytes as usize)?;
-        Ok(Window { data, offset: get.offset, at: 0 })
+        Ok(LogPageWindow { data, offset: get.offset, at: 0 })
     }
 
     /// Writes the next bytes of the page.
@@ -171,8 +171,8 @@ impl Controller {
         command: &Sqe,
         get: &GetLogPage,
         page_bytes: u64,
-    ) -> Result<Window, Status> {
-        Window::new(command, get, page_bytes, self.target.config().mdts_bytes)
+    ) -> Result<LogPageWindow, Status> {
+        LogPageWindow::new(command, get, page_bytes, self.target.config().mdts_bytes)
     }
 
     fn page(&self, command: &Sqe, get: &GetLogPage, page: &[u8]) -> Result<CommandReply, Status> {

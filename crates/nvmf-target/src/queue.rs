@@ -45,7 +45,7 @@ pub(crate) struct ControllerQueue {
 
 /// Phase in which a command was admitted. A new phase separates earlier from later commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Phase(u8);
+pub(crate) struct AdmissionPhase(u8);
 
 impl ControllerQueue {
     pub(super) fn new(
@@ -76,15 +76,15 @@ impl ControllerQueue {
 
     /// Counts an admitted command that did not complete immediately. Only on the queue's core.
     #[inline]
-    pub(super) fn enter(&self) -> Phase {
+    pub(super) fn enter(&self) -> AdmissionPhase {
         let phase = self.phase.load(Relaxed) & 1;
         add(&self.admitted[usize::from(phase)], 1);
-        Phase(phase)
+        AdmissionPhase(phase)
     }
 
     /// Reverts the [`ControllerQueue::enter`] that returned `phase`.
     #[inline]
-    pub(super) fn leave(&self, phase: Phase) {
+    pub(super) fn leave(&self, phase: AdmissionPhase) {
         let admitted = &self.admitted[usize::from(phase.0)];
         // Release: an observer of zero also observes the effects of the command.
         admitted.store(admitted.load(Relaxed).wrapping_sub(1), Release);
@@ -92,13 +92,13 @@ impl ControllerQueue {
 
     /// Begins a new phase, and returns the ended phase. One caller at a time, and only after all
     /// commands of the phase before it have completed.
-    pub(crate) fn begin_phase(&self) -> Phase {
-        Phase(self.phase.fetch_xor(1, AcqRel))
+    pub(crate) fn begin_phase(&self) -> AdmissionPhase {
+        AdmissionPhase(self.phase.fetch_xor(1, AcqRel))
     }
 
     /// True if no command of an earlier `phase` is in flight. Reliable for commands that the
     /// queue's core started before a [`grace_period`](flagstone_transport::grace_period).
-    pub(crate) fn has_ended(&self, phase: Phase) -> bool {
+    pub(crate) fn has_ended(&self, phase: AdmissionPhase) -> bool {
         self.admitted[usize::from(phase.0)].load(Acquire) == 0
     }
 
@@ -122,7 +122,7 @@ impl std::fmt::Debug for ControllerQueue {
 }
 
 /// Admitted command of a queue, from admission to completion.
-pub(crate) struct CommandInFlight(Arc<ControllerQueue>, Phase);
+pub(crate) struct CommandInFlight(Arc<ControllerQueue>, AdmissionPhase);
 
 impl CommandInFlight {
     /// Call it, and drop the result, on the queue's core.

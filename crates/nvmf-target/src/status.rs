@@ -9,7 +9,7 @@ use flagstone_nvme::log::AnaState;
 
 use super::controller::Controller;
 use super::queue::IoTotals;
-use super::subsystem::Subsystem;
+use super::subsystem::ServedSubsystem;
 use super::{Target, TargetError};
 
 /// Snapshot of a subsystem.
@@ -81,7 +81,7 @@ impl Target {
     }
 }
 
-impl Subsystem {
+impl ServedSubsystem {
     fn status(&self) -> SubsystemStatus {
         let table = self.table();
         SubsystemStatus {

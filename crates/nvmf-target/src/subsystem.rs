@@ -41,7 +41,7 @@ pub(crate) enum SubsystemKind {
 }
 
 /// Subsystem with its namespaces and controllers.
-pub(crate) struct Subsystem {
+pub(crate) struct ServedSubsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: String,
     pub(super) kind: SubsystemKind,
@@ -93,18 +93,18 @@ struct Controllers {
     closed: bool,
 }
 
-impl Subsystem {
+impl ServedSubsystem {
     pub(super) fn new(
         config: SubsystemConfig,
         kind: SubsystemKind,
-    ) -> Result<Subsystem, TargetError> {
+    ) -> Result<ServedSubsystem, TargetError> {
         let SubsystemConfig { nqn, serial, allow_hosts, keys } = config;
         if !(1..=20).contains(&serial.len()) || !serial.bytes().all(|b| matches!(b, b' '..=b'~')) {
             return Err(TargetError::Serial(serial));
         }
         let hosts = host_set(allow_hosts)?;
         let table = Arc::new(NamespaceTable::empty());
-        Ok(Subsystem {
+        Ok(ServedSubsystem {
             nqn,
             serial,
             kind,
@@ -129,8 +129,8 @@ impl Subsystem {
     }
 
     /// The same subsystem, absent from discovery logs.
-    pub(super) fn hide(self) -> Subsystem {
-        Subsystem { hidden: true, ..self }
+    pub(super) fn hide(self) -> ServedSubsystem {
+        ServedSubsystem { hidden: true, ..self }
     }
 
     /// True if absent from discovery logs. Such subsystems are used by programs, which connect
@@ -224,7 +224,7 @@ impl Subsystem {
         self.namespaces.lock().table.clone()
     }
 
-    /// Generation of [`Subsystem::table`].
+    /// Generation of [`ServedSubsystem::table`].
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
@@ -369,7 +369,7 @@ impl Subsystem {
         Some(controller)
     }
 
-    /// Registers an I/O queue for [`Subsystem::busy_queues`].
+    /// Registers an I/O queue for [`ServedSubsystem::busy_queues`].
     pub(super) fn add_queue(&self, queue: &Arc<ControllerQueue>) {
         let mut queues = self.queues.lock();
         // Prune only when full, for an amortized constant cost per queue.
@@ -460,7 +460,7 @@ fn host_set(hosts: Vec<Nqn>) -> Result<BTreeSet<Nqn>, TargetError> {
     }
 }
 
-impl std::fmt::Debug for Subsystem {
+impl std::fmt::Debug for ServedSubsystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Subsystem").field("nqn", &self.nqn).finish_non_exhaustive()
     }

@@ -151,7 +151,7 @@ pub(crate) struct ProvenNames {
 
 /// Proof of a host's identity by the channel of its connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Channel<'a> {
+pub(crate) enum ChannelProof<'a> {
     /// No proof: the connection has no TLS.
     Plain,
     /// The host has a configured TLS key.

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_auth::message::{Body, MESSAGE_BYTES, Message};
-use flagstone_auth::{self as auth, Explanation, Group, Hash, KeyPair, KeyRing, Names, Secret};
+use flagstone_auth::message::{MESSAGE_BYTES, Message, MessageBody};
+use flagstone_auth::{self as auth, DhGroup, Explanation, Hash, KeyPair, KeyRing, Names, Secret};
 use flagstone_auth::{Concatenation, HostFailure, HostStep, Randomness};
 use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::command::fabrics::{
@@ -74,7 +74,7 @@ fn failures(server: &Server, reason: FailureReason) -> u64 {
 }
 
 /// Exchange of a host with `secret`, which demands a proof of `controller`.
-fn exchange(secret: Secret, controller: Option<Secret>, group: Group) -> auth::HostExchange {
+fn exchange(secret: Secret, controller: Option<Secret>, group: DhGroup) -> auth::HostExchange {
     let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
     let options = auth::host::ExchangeOptions {
         names,
@@ -137,7 +137,7 @@ async fn authenticate(
 /// Connected, authenticated and enabled admin queue.
 async fn admin(server: &Server) -> (Client, u16) {
     let (mut client, id) = connected(server, 0, CONTROLLER_ID_DYNAMIC).await;
-    authenticate(&mut client, exchange(secret(1), None, Group::Null)).await.unwrap();
+    authenticate(&mut client, exchange(secret(1), None, DhGroup::Null)).await.unwrap();
     assert_eq!(client.configure(enabled()).await, Status::SUCCESS);
     assert_eq!(client.status().await.ready(), 1);
     (client, id)
@@ -172,7 +172,7 @@ fn unauthenticated_queue_executes_only_authentication() {
         let server = server(TargetConfig::default(), one_key());
         let (mut client, id) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         is_locked(&mut client).await;
-        authenticate(&mut client, exchange(secret(1), None, Group::Ffdhe2048)).await.unwrap();
+        authenticate(&mut client, exchange(secret(1), None, DhGroup::Ffdhe2048)).await.unwrap();
         let status = server.target.subsystem_status(&locked()).unwrap();
         assert!(status.controllers[0].authenticated);
         assert_eq!(client.configure(enabled()).await, Status::SUCCESS);
@@ -180,14 +180,14 @@ fn unauthenticated_queue_executes_only_authentication() {
         // Each queue has to authenticate for itself.
         let (mut io, _) = connected(&server, 1, id).await;
         is_locked(&mut io).await;
-        authenticate(&mut io, exchange(secret(1), None, Group::Null)).await.unwrap();
+        authenticate(&mut io, exchange(secret(1), None, DhGroup::Null)).await.unwrap();
         let data = pattern(1, 4096);
         io.write(1, 0, 512, &data).await.unwrap();
         assert_eq!(io.read(1, 0, 512, data.len()).await.unwrap(), data);
         // Fails later too.
-        authenticate(&mut io, exchange(secret(1), None, Group::Null)).await.unwrap();
+        authenticate(&mut io, exchange(secret(1), None, DhGroup::Null)).await.unwrap();
         assert_eq!(io.read(1, 0, 512, data.len()).await.unwrap(), data);
-        let again = authenticate(&mut client, exchange(secret(2), None, Group::Null)).await;
+        let again = authenticate(&mut client, exchange(secret(2), None, DhGroup::Null)).await;
         assert_eq!(again.unwrap_err(), HostFailure::Refused(Explanation::Failed));
         client.closed().await;
         assert_eq!(server.target.authentication_totals().succeeded, 3);
@@ -201,13 +201,13 @@ fn wrong_and_missing_keys_are_refused_and_counted() {
     on_each_driver(async || {
         let server = server(TargetConfig::default(), one_key());
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-        let refused = authenticate(&mut client, exchange(secret(2), None, Group::Null)).await;
+        let refused = authenticate(&mut client, exchange(secret(2), None, DhGroup::Null)).await;
         assert_eq!(refused.unwrap_err(), HostFailure::Refused(Explanation::Failed));
         client.closed().await;
         assert_eq!(failures(&server, FailureReason::Refused(Explanation::Failed)), 1);
         // A host that demands a proof of a subsystem without a key.
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-        let host = exchange(secret(1), Some(secret(3)), Group::Null);
+        let host = exchange(secret(1), Some(secret(3)), DhGroup::Null);
         assert!(authenticate(&mut client, host).await.is_err());
         client.closed().await;
         let unknown_host = Options { host: Nqn::from_uuid([8; 16]), ..options() };
@@ -226,13 +226,13 @@ fn host_detects_a_target_with_another_key() {
         let ring = KeyRing::new(vec![secret(1)]);
         let server = server(TargetConfig::default(), KeyPair::shared(&ring));
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-        let host = exchange(secret(1), Some(secret(2)), Group::Null);
+        let host = exchange(secret(1), Some(secret(2)), DhGroup::Null);
         let distrusted = authenticate(&mut client, host).await.unwrap_err();
         assert!(matches!(distrusted, HostFailure::Distrusted { .. }), "{distrusted:?}");
         client.closed().await;
         assert_eq!(failures(&server, FailureReason::Distrusted), 1);
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-        let host = exchange(secret(1), Some(secret(1)), Group::Null);
+        let host = exchange(secret(1), Some(secret(1)), DhGroup::Null);
         authenticate(&mut client, host).await.unwrap();
         drop(client);
         is_sound(&server).await;
@@ -249,11 +249,11 @@ fn rotated_keys_leave_connections_alone() {
         assert!(ring.replace(vec![secret(1), secret(2)]));
         for byte in [1, 2] {
             let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-            authenticate(&mut client, exchange(secret(byte), None, Group::Null)).await.unwrap();
+            authenticate(&mut client, exchange(secret(byte), None, DhGroup::Null)).await.unwrap();
         }
         ring.replace(vec![secret(2)]);
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-        authenticate(&mut client, exchange(secret(1), None, Group::Null)).await.unwrap_err();
+        authenticate(&mut client, exchange(secret(1), None, DhGroup::Null)).await.unwrap_err();
         assert_eq!(old.status().await.ready(), 1);
         drop((old, client));
         is_sound(&server).await;
@@ -267,7 +267,7 @@ fn adversary_without_the_key_never_passes() {
         let ring = KeyRing::new(vec![secret(1)]);
         let server = server(TargetConfig::default(), KeyPair::shared(&ring));
         let (mut victim, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-        let host = exchange(secret(1), Some(secret(1)), Group::Null);
+        let host = exchange(secret(1), Some(secret(1)), DhGroup::Null);
         let recorded = authenticate(&mut victim, host).await.unwrap();
         drop(victim);
         let [negotiate, reply, success] = &recorded[..] else { panic!("three messages") };
@@ -280,12 +280,12 @@ fn adversary_without_the_key_never_passes() {
         // Reflection: this side's challenge as the adversary's own, and its own response back.
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         send(&mut client, negotiate).await;
-        let Body::Challenge { challenge: asked, .. } =
+        let MessageBody::Challenge { challenge: asked, .. } =
             Message::parse(&fetch(&mut client).await.unwrap()).unwrap().body
         else {
             panic!("{challenge:?}")
         };
-        let body = Body::Reply {
+        let body = MessageBody::Reply {
             response: asked.clone(),
             challenge: Some(asked),
             sequence: 1,
@@ -321,7 +321,7 @@ fn adversary_without_the_key_never_passes() {
 /// The target gives `explanation`, and closes.
 async fn refused(client: &mut Client, explanation: Explanation) {
     let message = Message::parse(&fetch(client).await.unwrap()).unwrap();
-    assert_eq!(message.body, Body::Failure1(explanation));
+    assert_eq!(message.body, MessageBody::Failure1(explanation));
     client.closed().await;
 }
 
@@ -329,7 +329,7 @@ async fn refused(client: &mut Client, explanation: Explanation) {
 fn truncated_messages_and_invalid_commands_are_refused() {
     on_each_driver(async || {
         let server = server(TargetConfig::default(), one_key());
-        let negotiate = exchange(secret(1), None, Group::Null).negotiate();
+        let negotiate = exchange(secret(1), None, DhGroup::Null).negotiate();
         for bytes in [1, 5, 6, 7, 8, 12, 40, negotiate.len() - 1] {
             let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
             assert_eq!(send(&mut client, &negotiate[..bytes]).await, Status::SUCCESS);
@@ -370,7 +370,7 @@ fn stalled_exchanges_end() {
             server(TargetConfig::default(), KeyPair::shared(&KeyRing::new(vec![secret(1)])));
         for step in 0..4 {
             let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
-            let mut host = exchange(secret(1), Some(secret(1)), Group::Null);
+            let mut host = exchange(secret(1), Some(secret(1)), DhGroup::Null);
             if step > 0 {
                 send(&mut client, &host.negotiate()).await;
             }
@@ -428,7 +428,7 @@ fn handshake_flood_leaves_attached_hosts_alone() {
             let server = Rc::new(server(TargetConfig::default(), one_key()));
             let (_admin, id) = admin(&server).await;
             let (mut host, _) = connected(&server, 1, id).await;
-            authenticate(&mut host, exchange(secret(1), None, Group::Null)).await.unwrap();
+            authenticate(&mut host, exchange(secret(1), None, DhGroup::Null)).await.unwrap();
             let alone = reading(&mut host, 1000).await;
             let stop = Rc::new(Cell::new(false));
             // More than may be in flight, each with a wrong key, again and again.
@@ -441,7 +441,7 @@ fn handshake_flood_leaves_attached_hosts_alone() {
                             let dynamic = CONTROLLER_ID_DYNAMIC;
                             let connected = client.connect(&options(), 0, dynamic).await;
                             if connected.status().is_success() {
-                                let guess = exchange(secret(2), None, Group::Null);
+                                let guess = exchange(secret(2), None, DhGroup::Null);
                                 assert!(authenticate(&mut client, guess).await.is_err());
                             }
                         }

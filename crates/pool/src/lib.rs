@@ -32,7 +32,7 @@ pub use error::{PoolError, VolumeError};
 pub use id::PoolId;
 pub use manage::create::CreateOptions;
 pub use manage::device_set::DeviceSet;
-pub use manage::identity::{ExaminedPool, Expected, PoolIdentity};
+pub use manage::identity::{ExaminedPool, ExpectedPool, PoolIdentity};
 pub use manage::log_device::LogDeviceStatus;
 pub use manage::open::{LostTail, OpenOptions};
 pub use manage::pool::{Pool, PoolStatus};

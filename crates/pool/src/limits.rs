@@ -27,11 +27,11 @@ pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 /// most 8 × 1 MiB per core.
 pub const CHUNKS_IN_FLIGHT: usize = 8;
 
-/// Empty lists of records and checksums that are kept for later chunks: 16 × 13 KiB.
+/// Empty lists of records and checksums that are kept for reuse by later chunks: 16 × 13 KiB.
 pub const RECYCLED_MAX: usize = 16;
 
-/// Segments on a log device: at least four, two more than are written and written out at a time; at
-/// most 16 GiB in segments of 8 MiB.
+/// Segments on a log device. At least four: one being written, one being written out, and two more;
+/// at most 16 GiB in segments of 8 MiB.
 pub const LOG_SLOTS: std::ops::RangeInclusive<u32> = 4..=2048;
 
 /// Blocks of one copy from the log device to a device of the pool: 1 MiB.

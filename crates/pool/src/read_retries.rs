@@ -19,7 +19,7 @@ use crate::storage::{NamedDevice, Storage, read_block};
 
 /// Read that a device failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unread {
+pub(crate) struct FailedRead {
     /// A block of the read.
     pub(crate) location: u64,
     pub(crate) error: IoError,
@@ -27,11 +27,11 @@ pub(crate) struct Unread {
 
 /// Reason why repeated reads failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unreadable {
+pub(crate) enum ReadFailure {
     /// The block is defective: the device reads other blocks.
     Defect,
     /// The device fails.
-    Device(Unread),
+    Device(FailedRead),
 }
 
 /// Retry state of one checkpoint or opening.
@@ -51,26 +51,26 @@ impl ReadRetries {
     /// Repeats a read until it succeeds, the time is over, or `is_stopped`.
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// [`ReadFailure`].
     pub(crate) async fn read<T>(
         &self,
         storage: &Storage,
         is_stopped: impl Fn() -> bool,
-        attempt: impl AsyncFn() -> Result<T, Unread>,
-    ) -> Result<T, Unreadable> {
+        attempt: impl AsyncFn() -> Result<T, FailedRead>,
+    ) -> Result<T, ReadFailure> {
         self.read_of(|location| storage.device_of(location), is_stopped, attempt).await
     }
 
     /// As [`ReadRetries::read`], with a function that finds the device of a block.
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// [`ReadFailure`].
     pub(crate) async fn read_of<'d, T>(
         &self,
         device_of: impl Fn(u64) -> &'d NamedDevice,
         is_stopped: impl Fn() -> bool,
-        attempt: impl AsyncFn() -> Result<T, Unread>,
-    ) -> Result<T, Unreadable> {
+        attempt: impl AsyncFn() -> Result<T, FailedRead>,
+    ) -> Result<T, ReadFailure> {
         let mut waited = (None, Duration::ZERO);
         loop {
             let unread = match attempt().await {
@@ -78,10 +78,10 @@ impl ReadRetries {
                 Err(unread) => unread,
             };
             if self.defects.borrow().contains(&unread.location) {
-                return Err(Unreadable::Defect);
+                return Err(ReadFailure::Defect);
             }
             if waited.0 != Some(unread.location) {
-                let Unread { location, error } = unread;
+                let FailedRead { location, error } = unread;
                 let device = &device_of(location).name;
                 tracing::warn!(device, location, %error, "block cannot be read: trying again");
                 waited = (Some(location), Duration::ZERO);
@@ -100,17 +100,17 @@ impl ReadRetries {
     async fn judge<T>(
         &self,
         device: &NamedDevice,
-        unread: Unread,
-        attempt: impl AsyncFn() -> Result<T, Unread>,
-    ) -> Result<T, Unreadable> {
+        unread: FailedRead,
+        attempt: impl AsyncFn() -> Result<T, FailedRead>,
+    ) -> Result<T, ReadFailure> {
         let answers = unread.error == IoError::ReadFault && reads(device).await;
         match attempt().await {
             Ok(read) => Ok(read),
             Err(again) if answers && again == unread => {
                 self.defects.borrow_mut().insert(unread.location);
-                Err(Unreadable::Defect)
+                Err(ReadFailure::Defect)
             }
-            Err(again) => Err(Unreadable::Device(again)),
+            Err(again) => Err(ReadFailure::Device(again)),
         }
     }
 }

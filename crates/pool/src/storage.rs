@@ -10,7 +10,7 @@ use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
 use crate::log::device::LogDevice;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LOG_INDEX, LogStart, Superblock, copy_offset,
 };
@@ -98,7 +98,7 @@ impl Index<usize> for Devices {
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) devices: Devices,
-    pub(crate) layout: Layout,
+    pub(crate) layout: PoolLayout,
     pub(crate) log: Option<Arc<LogDevice>>,
 }
 
@@ -138,7 +138,7 @@ impl Storage {
                 false => devices.push(self.devices[index].clone()),
             }
         }
-        let layout = Layout::new(superblock.segment_blocks, &superblock.devices)?;
+        let layout = PoolLayout::new(superblock.segment_blocks, &superblock.devices)?;
         Ok(Storage { devices, layout, log })
     }
 

@@ -11,7 +11,7 @@ use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_mirror::wire::peer::{
     AttachRequest, BadRangeReport, LossPermission, PeerRefusal, PeerReply, PeerRequest,
-    ReplicaIdentity,
+    RecordStamp, ReplicaIdentity,
 };
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
@@ -33,7 +33,8 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
             let encoded =
                 wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
             let encoded = encoded.of_size(attach.usable_bytes).of_version(attach.version.0);
-            wire::ReplicaRequest::Attach(encoded.of_group(attach.group).asking(attach.asks))
+            let attach_data = encoded.of_group(attach.group).asking(attach.asks.is_some());
+            wire::ReplicaRequest::Attach { attach: attach_data, revision: attach.asks.unwrap_or(0) }
         }
         PeerRequest::Ancestors { generations } => {
             let encoded = generations.0.map(|generation| generation.0);
@@ -85,7 +86,9 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
 fn offer_to_wire(offer: LossPermission) -> wire::LossPermission {
     match offer {
         LossPermission::Unrecorded { asks } => wire::LossPermission::Unrecorded { asks },
-        LossPermission::Recorded { revision } => wire::LossPermission::Recorded { revision },
+        LossPermission::Recorded(RecordStamp { revision, writer }) => {
+            wire::LossPermission::Recorded { revision, writer }
+        }
         LossPermission::Suspended => wire::LossPermission::Suspended,
     }
 }
@@ -93,7 +96,9 @@ fn offer_to_wire(offer: LossPermission) -> wire::LossPermission {
 fn offer_from_wire(offer: wire::LossPermission) -> LossPermission {
     match offer {
         wire::LossPermission::Unrecorded { asks } => LossPermission::Unrecorded { asks },
-        wire::LossPermission::Recorded { revision } => LossPermission::Recorded { revision },
+        wire::LossPermission::Recorded { revision, writer } => {
+            LossPermission::Recorded(RecordStamp { revision, writer })
+        }
         wire::LossPermission::Suspended => LossPermission::Suspended,
     }
 }
@@ -129,7 +134,7 @@ pub(crate) fn from_wire(request: wire::ReplicaRequest) -> PeerRequest {
         wire::ReplicaRequest::Identify { asker } => {
             PeerRequest::Identify { asker: MirrorId(asker) }
         }
-        wire::ReplicaRequest::Attach(attach) => PeerRequest::Attach(AttachRequest {
+        wire::ReplicaRequest::Attach { attach, revision } => PeerRequest::Attach(AttachRequest {
             volume: MirrorId(attach.volume),
             source: MirrorId(attach.source),
             epoch: attach.epoch.get(),
@@ -138,7 +143,7 @@ pub(crate) fn from_wire(request: wire::ReplicaRequest) -> PeerRequest {
             usable_bytes: attach.usable_bytes.get(),
             version: LinkVersion(attach.version()),
             group: attach.group.get(),
-            asks: attach.asks(),
+            asks: attach.asks().then_some(revision),
         }),
         wire::ReplicaRequest::Ancestors(encoded) => PeerRequest::Ancestors {
             generations: GenerationList(

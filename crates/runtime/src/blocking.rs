@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, mpsc};
 use parking_lot::Mutex;
 
 use crate::executor::Executor;
-use crate::handle::Kind;
+use crate::handle::HandleKind;
 use crate::limits::COMPUTE_THREADS;
 use crate::sync::oneshot;
 
@@ -39,7 +39,7 @@ type Work = Box<dyn FnOnce() + Send>;
 pub async fn compute<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    if Executor::current().driver().kind() == Kind::Sim {
+    if Executor::current().driver().kind() == HandleKind::Sim {
         return Ok(work());
     }
     static QUEUE: OnceLock<mpsc::Sender<Work>> = OnceLock::new();

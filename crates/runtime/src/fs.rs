@@ -72,7 +72,8 @@ impl File {
     /// Opens. Blocks the thread until the system returns: use it at start-up, not on the data path.
     ///
     /// # Errors
-    /// Errors of the system; `WouldBlock` or `ResourceBusy` if another program holds the lock.
+    /// Errors of the system; `WouldBlock` if another program has locked the file, `ResourceBusy` if
+    /// it has opened the block device exclusively or mounted it.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> io::Result<File> {
         let executor = Executor::current();
         let node = executor.node();

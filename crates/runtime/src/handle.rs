@@ -8,7 +8,7 @@ use crate::driver::os;
 
 /// Namespace of a raw handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum HandleKind {
     /// A file descriptor of this process.
     Os,
     /// An entry of the simulated world that this thread runs.
@@ -25,20 +25,20 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Handle {
     raw: i32,
-    kind: Kind,
+    kind: HandleKind,
     /// This process holds an advisory lock on the file.
     locked: bool,
 }
 
 impl Handle {
     /// Takes ownership of a raw handle.
-    pub(crate) fn adopt(raw: i32, kind: Kind) -> Handle {
+    pub(crate) fn adopt(raw: i32, kind: HandleKind) -> Handle {
         Handle { raw, kind, locked: false }
     }
 
     /// Same as [`Handle::adopt`], for a file that was locked when it was opened: closing unlocks
     /// it.
-    pub(crate) fn adopt_locked(raw: i32, kind: Kind) -> Handle {
+    pub(crate) fn adopt_locked(raw: i32, kind: HandleKind) -> Handle {
         Handle { raw, kind, locked: true }
     }
 
@@ -46,7 +46,7 @@ impl Handle {
         self.raw
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> HandleKind {
         self.kind
     }
 
@@ -54,8 +54,8 @@ impl Handle {
     pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
         match self.kind {
             // SAFETY: the descriptor is open for as long as this handle lives.
-            Kind::Os => unsafe { BorrowedFd::borrow_raw(self.raw) }.try_clone_to_owned(),
-            Kind::Sim => Err(io::ErrorKind::Unsupported.into()),
+            HandleKind::Os => unsafe { BorrowedFd::borrow_raw(self.raw) }.try_clone_to_owned(),
+            HandleKind::Sim => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }
@@ -63,7 +63,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         match self.kind {
-            Kind::Os => {
+            HandleKind::Os => {
                 if self.locked {
                     // No operation is in flight, but an io_uring worker may hold a reference to the
                     // file for a moment after its request completed. That reference would keep the
@@ -73,7 +73,7 @@ impl Drop for Handle {
                 // SAFETY: this handle owns the descriptor and closes it once, here.
                 unsafe { libc::close(self.raw) };
             }
-            Kind::Sim => {
+            HandleKind::Sim => {
                 let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().push(self.raw));
             }
         }
@@ -102,7 +102,7 @@ mod tests {
         let ours = file.reopen().unwrap();
         lock(&ours).unwrap();
         let others = ours.as_fd().try_clone_to_owned().unwrap();
-        drop(Handle::adopt_locked(ours.into_raw_fd(), Kind::Os));
+        drop(Handle::adopt_locked(ours.into_raw_fd(), HandleKind::Os));
         lock(&file.reopen().unwrap()).expect("its last user has closed it");
         drop(others);
     }

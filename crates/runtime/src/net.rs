@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::blocking::spawn_blocking;
 use crate::buf::{Buf, BufMut};
 use crate::executor::Executor;
-use crate::handle::{Handle, Kind};
+use crate::handle::{Handle, HandleKind};
 use crate::op::{Op, OpFuture};
 use crate::tls::TlsStream;
 use crate::vectored::{RecvList, SendList};
@@ -74,28 +74,28 @@ pub async fn lookup(host: &str, port: u16) -> io::Result<Vec<Address>> {
 }
 
 fn is_simulated() -> bool {
-    Executor::try_current().is_some_and(|executor| executor.driver().kind() == Kind::Sim)
+    Executor::try_current().is_some_and(|executor| executor.driver().kind() == HandleKind::Sim)
 }
 
 /// True if a failed connection may succeed later without any change here, because the listener is
 /// not up yet or the network is down.
 pub fn may_pass(error: &io::Error) -> bool {
-    use io::ErrorKind as Kind;
+    use io::ErrorKind as HandleKind;
     matches!(
         error.kind(),
-        Kind::ConnectionRefused
-            | Kind::ConnectionReset
-            | Kind::ConnectionAborted
-            | Kind::NotConnected
-            | Kind::BrokenPipe
-            | Kind::UnexpectedEof
-            | Kind::TimedOut
-            | Kind::HostUnreachable
-            | Kind::NetworkUnreachable
-            | Kind::NetworkDown
-            | Kind::AddrNotAvailable
+        HandleKind::ConnectionRefused
+            | HandleKind::ConnectionReset
+            | HandleKind::ConnectionAborted
+            | HandleKind::NotConnected
+            | HandleKind::BrokenPipe
+            | HandleKind::UnexpectedEof
+            | HandleKind::TimedOut
+            | HandleKind::HostUnreachable
+            | HandleKind::NetworkUnreachable
+            | HandleKind::NetworkDown
+            | HandleKind::AddrNotAvailable
             // The file of a Unix socket does not exist yet.
-            | Kind::NotFound
+            | HandleKind::NotFound
     ) || error.raw_os_error() == Some(HOST_DOWN)
 }
 

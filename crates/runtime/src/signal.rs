@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::buf;
 use crate::driver::os;
-use crate::handle::{Handle, Kind};
+use crate::handle::{Handle, HandleKind};
 use crate::op::{Op, OpFuture};
 
 /// A socket pair from the signal handler to the listener, because every driver can receive from a
@@ -79,7 +79,7 @@ pub async fn terminated() -> i32 {
         Ok(duplicate) => duplicate.into_raw_fd(),
         Err(_) => return libc::SIGTERM,
     };
-    let socket = Arc::new(Handle::adopt(duplicate, Kind::Os));
+    let socket = Arc::new(Handle::adopt(duplicate, HandleKind::Os));
     let buf = buf::alloc(4).await;
     match OpFuture::new(Op::Recv { socket, buf }).await {
         (Ok(4), Op::Recv { buf, .. }) => i32::from_ne_bytes([buf[0], buf[1], buf[2], buf[3]]),

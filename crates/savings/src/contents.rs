@@ -39,7 +39,7 @@ pub(crate) struct Distinct {
 pub(crate) struct Repeats {
     /// Contents of the run that no other run of the sample has.
     pub(crate) only_here: Vec<u32>,
-    /// Contents that several runs have.
+    /// Number of contents that occur in several runs.
     pub(crate) in_several: u64,
     /// Blocks of the run whose content is in at least [`FREQUENT_RUNS`] runs.
     pub(crate) frequent: Vec<u32>,

@@ -32,7 +32,7 @@ const UNSEEN: f64 = 3.0;
 
 /// A share of the data, 0 to 1, with its 95 % interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Share {
+pub struct SavedShare {
     pub estimate: f64,
     pub low: f64,
     pub high: f64,
@@ -85,28 +85,28 @@ impl Tally {
     }
 
     /// Share of zero blocks.
-    pub fn zeroes(&self) -> Share {
+    pub fn zeroes(&self) -> SavedShare {
         self.share(self.zeroes, |run| run.zeroes)
     }
 
     /// Share that is saved by compression with lz4 and by zeroes.
-    pub fn lz4(&self) -> Share {
+    pub fn lz4(&self) -> SavedShare {
         let saved = self.blocks - self.lz4;
         self.share(saved, |run| run.blocks - run.lz4)
     }
 
     /// As [`Tally::lz4`], with zstd.
-    pub fn zstd(&self) -> Share {
+    pub fn zstd(&self) -> SavedShare {
         let saved = self.blocks - self.zstd;
         self.share(saved, |run| run.blocks - run.zstd)
     }
 
-    fn share(&self, saved: u64, of: impl Fn(&Counts) -> u32) -> Share {
+    fn share(&self, saved: u64, of: impl Fn(&Counts) -> u32) -> SavedShare {
         if self.selection.is_everything() {
-            return Share::exact(ratio(saved as f64, self.blocks as f64));
+            return SavedShare::exact(ratio(saved as f64, self.blocks as f64));
         }
         let runs = self.runs.iter().map(|run| (f64::from(of(run)), f64::from(run.blocks)));
-        Share::of(runs.collect::<Vec<_>>().as_slice(), self.selection.share())
+        SavedShare::of(runs.collect::<Vec<_>>().as_slice(), self.selection.share())
     }
 
     /// Share that is saved by deduplication and by zeroes: bounds of the 95 % intervals.
@@ -134,7 +134,7 @@ impl Tally {
             self.runs.iter().zip(&repeats.only_here).map(|(run, only)| {
                 (f64::from(run.blocks) - f64::from(*only), f64::from(run.blocks))
             });
-        let share = Share::of(&runs.collect::<Vec<_>>(), self.selection.share());
+        let share = SavedShare::of(&runs.collect::<Vec<_>>(), self.selection.share());
         let total = self.blocks as f64 / self.selection.share();
         let once = ratio(repeats.in_several as f64, total);
         (share.low - once).max(self.zeroes().low).min(1.0)
@@ -147,7 +147,7 @@ impl Tally {
         let sure = self.runs.iter().zip(&repeats.frequent).map(|(run, frequent)| {
             (f64::from(run.zeroes) + f64::from(*frequent), f64::from(run.blocks))
         });
-        let sure = Share::of(&sure.collect::<Vec<_>>(), chosen).high;
+        let sure = SavedShare::of(&sure.collect::<Vec<_>>(), chosen).high;
         let others: f64 = self.runs.iter().zip(&repeats.frequent).fold(0.0, |sum, (run, often)| {
             sum + f64::from(run.blocks - run.zeroes) - f64::from(*often)
         });
@@ -170,17 +170,17 @@ impl Tally {
     }
 }
 
-impl Share {
-    fn exact(estimate: f64) -> Share {
-        Share { estimate, low: estimate, high: estimate }
+impl SavedShare {
+    fn exact(estimate: f64) -> SavedShare {
+        SavedShare { estimate, low: estimate, high: estimate }
     }
 
     /// From runs of `(saved, blocks)`, of which the share `chosen` of all runs was sampled.
-    fn of(runs: &[(f64, f64)], chosen: f64) -> Share {
+    fn of(runs: &[(f64, f64)], chosen: f64) -> SavedShare {
         let (saved, blocks) =
             runs.iter().fold((0.0, 0.0), |sum, run| (sum.0 + run.0, sum.1 + run.1));
         if blocks == 0.0 {
-            return Share { estimate: 0.0, low: 0.0, high: 1.0 };
+            return SavedShare { estimate: 0.0, low: 0.0, high: 1.0 };
         }
         let (estimate, count) = (saved / blocks, runs.len() as f64);
         let mean = blocks / count;
@@ -194,7 +194,7 @@ impl Share {
         let shifted = estimate + (middle - estimate) * unread;
         // The blocks that were read are certain.
         let (least, most) = (estimate * chosen, estimate * chosen + 1.0 - chosen);
-        Share {
+        SavedShare {
             estimate,
             low: (shifted - margin).min(estimate).clamp(least, most),
             high: (shifted + margin).max(estimate).clamp(least, most),

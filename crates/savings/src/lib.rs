@@ -21,12 +21,12 @@ mod source;
 mod survey;
 
 pub use contents::Contents;
-pub use estimate::{Share, Tally};
+pub use estimate::{SavedShare, Tally};
 pub use measure::{RunFacts, measure};
 pub use report::{Bounds, DuplicateReport, Method, SurveyReport, Unreadable};
 pub use sample::{SampleError, SampleSize, Selection};
 pub use source::{FileSource, Source};
-pub use survey::{Progress, survey};
+pub use survey::{SurveyProgress, survey};
 
 /// Block of deduplication, and of space in a pool, in bytes.
 pub const BLOCK_BYTES: usize = 4096;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::estimate::Share;
+use crate::estimate::SavedShare;
 
 /// How the figures came about.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,9 +44,9 @@ pub struct SurveyReport {
     pub size_bytes: u64,
     pub read_bytes: u64,
     pub method: Method,
-    pub zeroes: Share,
-    pub lz4: Share,
-    pub zstd: Share,
+    pub zeroes: SavedShare,
+    pub lz4: SavedShare,
+    pub zstd: SavedShare,
     pub dedup: DuplicateReport,
     /// Deduplication, then zstd, if duplicates compress as well as other blocks.
     pub dedup_and_zstd: Bounds,
@@ -58,7 +58,7 @@ pub struct SurveyReport {
 impl SurveyReport {
     /// Saving of deduplication and zstd together. Without zeroes, the blocks that remain after
     /// deduplication compress by the ratio of all blocks.
-    pub(crate) fn together(zeroes: Share, zstd: Share, dedup: Bounds) -> Bounds {
+    pub(crate) fn together(zeroes: SavedShare, zstd: SavedShare, dedup: Bounds) -> Bounds {
         let both = |zeroes: f64, zstd: f64, dedup: f64| {
             let data = 1.0 - zeroes;
             if data <= 0.0 {

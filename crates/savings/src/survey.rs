@@ -16,7 +16,7 @@ const UNREADABLE_NAMED: usize = 16;
 
 /// Progress of a survey, in runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct SurveyProgress {
     pub runs: u64,
     pub of: u64,
 }
@@ -28,7 +28,7 @@ pub struct Progress {
 pub async fn survey(
     source: &Source,
     selection: Selection,
-    mut progress: impl FnMut(Progress),
+    mut progress: impl FnMut(SurveyProgress),
 ) -> io::Result<SurveyReport> {
     let mut tally = Tally::new(selection);
     let mut waiting = VecDeque::new();
@@ -50,7 +50,7 @@ pub async fn survey(
             }
         }
         done += 1;
-        progress(Progress { runs: done, of: selection.runs });
+        progress(SurveyProgress { runs: done, of: selection.runs });
     }
     Ok(report(source.size_bytes(), tally, selection, unreadable, unreadable_bytes))
 }

@@ -8,7 +8,7 @@ use crate::serve::Server;
 use crate::volume::ServedVolume;
 use flagstone_config::listen_spec::{ListenSpec, ListenTls, TcpListen};
 use flagstone_config::uri::encoded;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 /// The announcement: machine-readable lines, then the commands.
 pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
@@ -32,7 +32,7 @@ pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
         let access = if volume.read_only { ", read-only" } else { "" };
         let geometry = served.device.get().map(|device| device.geometry());
         let shape = geometry.map_or("pending".to_owned(), |geometry| {
-            format!("{}, blocks of {} B", size_text(geometry.size_bytes), geometry.block_bytes)
+            format!("{}, blocks of {} B", exact_size(geometry.size_bytes), geometry.block_bytes)
         });
         let _ = writeln!(text, "\nvolume {name}: {shape}{access}, on {}", devices.join(", "));
         if let Some(reason) = server.pending.reason(served.number) {

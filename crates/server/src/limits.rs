@@ -39,6 +39,10 @@ pub const STATE_FILE_BYTES: u64 = 2 << 20;
 /// Damages of a scrub that are listed; further ones are counted, and in the log.
 pub const SCRUB_DAMAGE: usize = 100;
 
+/// Bytes of data after which the position of a receive is recorded: what a crash of the server
+/// lets it receive again.
+pub const RECEIVE_RECORD_BYTES: u64 = 32 << 20;
+
 /// Time after which the progress of a scrub is saved: what is verified again after a crash.
 pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 
@@ -65,6 +69,13 @@ pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest wait for the commands of a volume that is taken out of service.
 pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time after which a call on a file or disk counts as stuck, so that another thread may try. Disks
+/// answer within half a minute, or have failed.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// Threads of the process for paths whose first thread is stuck.
+pub(crate) const SPARE_THREADS_MAX: usize = 8;
 
 /// Bytes per read of a device that is checked for zeroes.
 pub(crate) const ZEROES_CHUNK_BYTES: u64 = 1 << 20;

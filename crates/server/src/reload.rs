@@ -14,7 +14,7 @@ use flagstone_limit::{Limit, Limiter};
 use crate::api::document::ReloadDocument;
 use crate::http::access::Credentials;
 use crate::serve::Server;
-use flagstone_config::{Config, Diagnostics, Layer, Nbd, Provisioned, Volume};
+use flagstone_config::{Config, Diagnostics, LayerConfig, Nbd, Provisioned, Volume};
 use flagstone_stack::tls_files::TlsFileError;
 use flagstone_stack::{keys, tls_files};
 
@@ -165,7 +165,7 @@ impl Limits {
 
 fn own_limit(volume: &Volume) -> Option<&Provisioned> {
     volume.layers.iter().find_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit.as_ref()),
+        LayerConfig::Limit(limit) => Some(limit.as_ref()),
         _ => None,
     })
 }

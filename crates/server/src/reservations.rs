@@ -68,7 +68,7 @@ impl ReservationStore for RecordFile {
 }
 
 /// Support of reservations by a volume.
-pub(crate) enum Reservations {
+pub(crate) enum ReservationSupport {
     /// None: the peers of a mirrored volume would not know them after a switchover.
     None,
     /// Until the server ends.
@@ -85,16 +85,16 @@ impl Server {
     pub(crate) fn reservations_of(
         &self,
         volume: &ServedVolume,
-    ) -> Result<Reservations, ServeError> {
+    ) -> Result<ReservationSupport, ServeError> {
         if volume.config.mirror().is_some() {
-            return Ok(Reservations::None);
+            return Ok(ReservationSupport::None);
         }
-        let Some(state) = self.pools.directory() else { return Ok(Reservations::Volatile) };
+        let Some(state) = self.pools.directory() else { return Ok(ReservationSupport::Volatile) };
         let file = Arc::new(RecordFile::new(state, &volume.uuid));
         let record = file.read().map_err(|error| {
             unservable(format!("{}: the reservations cannot be read: {error}", file.path.display()))
         })?;
-        Ok(Reservations::Persistent { file, record })
+        Ok(ReservationSupport::Persistent { file, record })
     }
 }
 

@@ -23,7 +23,7 @@ use crate::api::{self, ReloadConfig};
 use crate::arbiter;
 use crate::connections::Connections;
 use crate::http::access::Users;
-use crate::mirrors::{self, MirrorShares, MirroredVolume};
+use crate::mirrors::{self, MirrorEnd, MirrorShares, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::pools::Pools;
 use crate::reload::Limits;
@@ -31,9 +31,7 @@ use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
 use crate::subsystems::{nvme_target, tls_mode, unservable};
 use crate::volume::ServedVolume;
-use flagstone_config::listen_spec::{
-    ListenSpec, ListenTls, Listener as ConfiguredListener, TcpListen,
-};
+use flagstone_config::listen_spec::{ConfiguredListener, ListenSpec, ListenTls, TcpListen};
 use flagstone_config::{Config, Diagnostics};
 use flagstone_limit::Limit;
 use flagstone_stack::{OpenError, open_limits, own_limit, tls_files};
@@ -74,6 +72,12 @@ pub enum ServeError {
          after a failover to that peer they are lost"
     )]
     Undelivered(String),
+    /// The replica of a mirrored volume was not flushed and put away, as after a crash.
+    #[error(
+        "not all mirrored volumes were stopped in order, so recent writes may be lost: {0}. If a volume \
+         has a peer in sync, that has them"
+    )]
+    Unclean(String),
 }
 
 impl ServeError {
@@ -418,24 +422,34 @@ impl Server {
             tracing::warn!(connections, "closed NBD connections that did not drain in time");
         }
         let mirrors = self.mirrors.borrow().clone();
-        let ended: Vec<JoinHandle<Vec<String>>> =
+        let ended: Vec<JoinHandle<MirrorEnd>> =
             mirrors.into_iter().map(|mirror| spawn(async move { mirror.end().await })).collect();
-        let mut undelivered = Vec::new();
+        let (mut undelivered, mut failures) = (Vec::new(), Vec::new());
         for mirror in ended {
-            undelivered.extend(mirror.await.unwrap_or_default());
+            let ended = mirror.await.unwrap_or_default();
+            undelivered.extend(ended.undelivered);
+            failures.extend(ended.failure);
         }
+        let mut unflushed = None;
         for volume in self.volumes() {
             let Some(device) = volume.device.get() else { continue };
             // A mirror flushes both legs when it stops.
-            if !volume.config.read_only && volume.config.mirror().is_none() {
-                let flushed = device.flush().await;
-                flushed.map_err(|error| ServeError::Flush(volume.name().to_owned(), error))?;
+            if !volume.config.read_only
+                && volume.config.mirror().is_none()
+                && let Err(error) = device.flush().await
+            {
+                unflushed = Some(ServeError::Flush(volume.name().to_owned(), error));
             }
         }
         self.pools.close().await;
-        match undelivered.is_empty() {
-            true => Ok(()),
-            false => Err(ServeError::Undelivered(undelivered.join("; "))),
+        match (failures.is_empty(), undelivered.is_empty()) {
+            (true, _) if unflushed.is_some() => unflushed.map_or(Ok(()), Err),
+            (true, true) => Ok(()),
+            (true, false) => Err(ServeError::Undelivered(undelivered.join("; "))),
+            (false, _) => {
+                failures.extend(undelivered);
+                Err(ServeError::Unclean(failures.join("; ")))
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flagstone_blockdev::SharedDevice;
 use flagstone_blockdev::stats::{Counters, StatsLayer};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::{Config, Layer, Volume};
+use flagstone_config::{Config, LayerConfig, Volume};
 use flagstone_limit::Limiter;
 use flagstone_stack::{OpenError, check_block_size, open_backing, over, within};
 
@@ -24,12 +24,12 @@ pub(crate) struct Stack {
 /// A layer whose calls to the device below it are counted. A mirror counts its own.
 #[derive(Clone)]
 pub(crate) struct CountedLayer {
-    layer: Layer,
+    layer: LayerConfig,
     pub(crate) below: Arc<Counters>,
 }
 
 impl CountedLayer {
-    pub(crate) fn new(layer: Layer) -> CountedLayer {
+    pub(crate) fn new(layer: LayerConfig) -> CountedLayer {
         CountedLayer { layer, below: Arc::default() }
     }
 
@@ -51,14 +51,14 @@ impl CountedLayer {
 }
 
 /// Name of a layer in documents and metrics.
-pub(crate) fn layer_name(layer: &Layer) -> &'static str {
+pub(crate) fn layer_name(layer: &LayerConfig) -> &'static str {
     match layer {
-        Layer::Delay(_) => "delay",
-        Layer::Fault(_) => "fault",
-        Layer::Limit(_) => "limit",
-        Layer::SharedLimit(_) => "shared_limit",
-        Layer::DiskModel(_) => "disk_model",
-        Layer::Mirror(_) => "mirror",
+        LayerConfig::Delay(_) => "delay",
+        LayerConfig::Fault(_) => "fault",
+        LayerConfig::Limit(_) => "limit",
+        LayerConfig::SharedLimit(_) => "shared_limit",
+        LayerConfig::DiskModel(_) => "disk_model",
+        LayerConfig::Mirror(_) => "mirror",
     }
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn open_stack(
     // From the device up.
     let mut layers = Vec::new();
     for layer in volume.layers.iter().rev() {
-        device = if let Layer::Mirror(_) = layer {
+        device = if let LayerConfig::Mirror(_) = layer {
             let mirror = Rc::new(MirroredVolume::over(config, index, device, log.take()).await?);
             if !volume.backing.devices().iter().any(DeviceSpec::is_in_memory) {
                 mirror.set_reopen(local_device_opener(volume, layers.clone(), shared, own));

@@ -11,7 +11,7 @@ use flagstone_nvmf_target::{
 };
 
 use crate::mirrors;
-use crate::reservations::Reservations;
+use crate::reservations::ReservationSupport;
 use crate::serve::ServeError;
 use crate::volume::ServedVolume;
 use flagstone_config::listen_spec::ListenTls;
@@ -128,7 +128,7 @@ pub(crate) fn add_volume(
     target: &Target,
     volume: &ServedVolume,
     device: &SharedDevice,
-    reservations: Reservations,
+    reservations: ReservationSupport,
 ) -> Result<(), ServeError> {
     let nqn = nqn(&volume.subsystem.nqn)?;
     let namespace = NamespaceConfig {
@@ -138,9 +138,11 @@ pub(crate) fn add_volume(
         read_only: volume.config.read_only,
     };
     let added = match reservations {
-        Reservations::None => target.add_namespace(&nqn, namespace),
-        Reservations::Volatile => target.add_reservable_namespace(&nqn, namespace, None, None),
-        Reservations::Persistent { file, record } => {
+        ReservationSupport::None => target.add_namespace(&nqn, namespace),
+        ReservationSupport::Volatile => {
+            target.add_reservable_namespace(&nqn, namespace, None, None)
+        }
+        ReservationSupport::Persistent { file, record } => {
             let store = Some(file as Arc<dyn ReservationStore>);
             target.add_reservable_namespace(&nqn, namespace, store, record.as_deref())
         }

@@ -12,7 +12,7 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{alive, block_on, task, time};
 use flagstone_server::http::limits::{MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_HEADERS};
 use flagstone_server::http::{
-    Caller, Client, ClientError, HttpServer, ListenerAccess, Method, Router, ServerOptions, Site,
+    Caller, Client, ClientError, HttpOptions, HttpServer, ListenerAccess, Method, Router, Site,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ fn any_port() -> Address {
 }
 
 /// Runs `test` with a server of each address, whose handlers run on a thread of their own.
-fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce(&[Address])) {
+fn with_servers(addresses: &[Address], options: HttpOptions, test: impl FnOnce(&[Address])) {
     let (tell, reported) = mpsc::channel();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let addresses = addresses.to_vec();
@@ -89,7 +89,7 @@ fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce
     core.unwrap().join().unwrap();
 }
 
-fn with_server(options: ServerOptions, test: impl FnOnce(&Address)) {
+fn with_server(options: HttpOptions, test: impl FnOnce(&Address)) {
     with_servers(&[any_port()], options, |addresses| test(&addresses[0]));
 }
 
@@ -132,7 +132,7 @@ fn hello(address: &Address) -> u16 {
 
 #[test]
 fn one_connection_serves_many_requests() {
-    with_server(ServerOptions::default(), |address| {
+    with_server(HttpOptions::default(), |address| {
         let mut client = Client::connect(address).unwrap();
         for round in 0..50 {
             let text = json!({ "round": round, "text": "y".repeat(round * 1000) }).to_string();
@@ -159,7 +159,7 @@ fn one_connection_serves_many_requests() {
 
 #[test]
 fn pipelined_requests_are_answered_in_order() {
-    with_server(ServerOptions::default(), |address| {
+    with_server(HttpOptions::default(), |address| {
         let body = "POST /v1/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n123";
         let end = "GET /v1/hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\nGET /v1/large";
         let text = exchange(address, format!("{body}{body}{end}").as_bytes(), false);
@@ -182,7 +182,7 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn slow_requests_get_408_and_idle_peers_are_closed() {
     let timeout = Duration::from_millis(100);
-    let options = ServerOptions { request_timeout: timeout, ..ServerOptions::default() };
+    let options = HttpOptions { request_timeout: timeout, ..HttpOptions::default() };
     with_server(options, |address| {
         for begin in [
             "GET /v1/hello HT",
@@ -207,7 +207,7 @@ fn slow_requests_get_408_and_idle_peers_are_closed() {
         let slow = "GET /v1/slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         assert!(exchange(address, slow.as_bytes(), false).contains("done"));
     });
-    let options = ServerOptions { idle_timeout: timeout, ..ServerOptions::default() };
+    let options = HttpOptions { idle_timeout: timeout, ..HttpOptions::default() };
     with_server(options, |address| {
         assert_eq!(exchange(address, b"", false), "");
         let text = exchange(address, b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n", false);
@@ -217,7 +217,7 @@ fn slow_requests_get_408_and_idle_peers_are_closed() {
 
 #[test]
 fn oversized_heads_get_431() {
-    with_server(ServerOptions::default(), |address| {
+    with_server(HttpOptions::default(), |address| {
         let long =
             format!("GET /v1/hello HTTP/1.1\r\nHost: x\r\nX: {}", "y".repeat(MAX_HEAD_BYTES));
         let many = "a: b\r\n".repeat(MAX_HEADERS);
@@ -234,7 +234,7 @@ fn oversized_heads_get_431() {
 
 #[test]
 fn excess_connections_get_503() {
-    let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
+    let options = HttpOptions { max_connections: 2, ..HttpOptions::default() };
     with_server(options, |address| {
         let waits = b"GET /v1/wait HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         let busy = [connect(address), connect(address)].map(|mut stream| {
@@ -261,7 +261,7 @@ fn excess_connections_get_503() {
 fn quiet_connections_make_room_for_active_ones() {
     for (max_connections, max_peer_connections) in [(4, 100), (100, 4)] {
         let options =
-            ServerOptions { max_connections, max_peer_connections, ..ServerOptions::default() };
+            HttpOptions { max_connections, max_peer_connections, ..HttpOptions::default() };
         with_server(options, |address| {
             let large = "GET /v1/large HTTP/1.1\r\nHost: x\r\n\r\n".repeat(64);
             let mut slow = Vec::new();
@@ -284,7 +284,7 @@ fn quiet_connections_make_room_for_active_ones() {
 
 #[test]
 fn stuck_peers_of_one_listener_do_not_block_another() {
-    let options = ServerOptions { max_connections: 4, ..ServerOptions::default() };
+    let options = HttpOptions { max_connections: 4, ..HttpOptions::default() };
     with_servers(&[any_port(), any_port()], options, |addresses| {
         let request = "GET /v1/large HTTP/1.1\r\nHost: x\r\n\r\n".repeat(64);
         let mut stuck = Vec::new();
@@ -305,7 +305,7 @@ fn stuck_peers_of_one_listener_do_not_block_another() {
 fn server_stops_promptly_with_open_connections() {
     let mut left = Vec::new();
     let mut bound = None;
-    with_server(ServerOptions::default(), |address| {
+    with_server(HttpOptions::default(), |address| {
         for begin in ["", "GET /v1/he", "GET /v1/slow HTTP/1.1\r\nHost: x\r\n\r\n"] {
             let mut stream = connect(address);
             stream.write_all(begin.as_bytes()).unwrap();
@@ -326,7 +326,7 @@ fn unix_socket_identifies_the_peer() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("api.sock"));
     let mut left = None;
-    with_servers(std::slice::from_ref(&address), ServerOptions::default(), |addresses| {
+    with_servers(std::slice::from_ref(&address), HttpOptions::default(), |addresses| {
         let mut client = Client::connect(&addresses[0]).unwrap();
         let reply = client.ask(Method::GET, "/v1/hello", None).unwrap();
         let hello: Value = serde_json::from_slice(&reply.body).unwrap();
@@ -376,10 +376,10 @@ proptest! {
             b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n",
         ];
         let timeout = Duration::from_millis(20);
-        let options = ServerOptions {
+        let options = HttpOptions {
             request_timeout: timeout,
             idle_timeout: timeout,
-            ..ServerOptions::default()
+            ..HttpOptions::default()
         };
         with_server(options, |address| {
             let text = exchange(address, &[begins[begin], &bytes].concat(), close);

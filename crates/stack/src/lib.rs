@@ -14,4 +14,4 @@ pub use open::{
     OpenError, OpenOptions, OpenVolume, beginning, check_block_size, layered, open_backing,
     open_device, open_limits, open_volume, over, own_limit, volume_error, within,
 };
-pub use survey::find_data;
+pub use survey::{DataSearch, find_data};

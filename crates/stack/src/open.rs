@@ -12,9 +12,9 @@ use flagstone_blockdev::{
 use flagstone_limit::{DiskModelLayer, Limiter, RateLimitLayer};
 use flagstone_runtime::{Buf, buf, time};
 
-use crate::remote::{Failure, open_nbd, open_nvme};
+use crate::remote::{RemoteFailure, open_nbd, open_nvme};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::{Backing, Config, Layer, SharedLimit, Volume};
+use flagstone_config::{Backing, Config, LayerConfig, LimitConfig, Volume};
 
 /// Block size of devices that have none of their own, in bytes.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
@@ -60,9 +60,12 @@ pub async fn open_device(
     spec: &DeviceSpec,
     options: &OpenOptions,
 ) -> Result<SharedDevice, OpenError> {
-    let about =
-        |Failure { problem, may_pass }| OpenError { device: spec.to_string(), problem, may_pass };
-    let failed = |problem: String| about(Failure { problem, may_pass: false });
+    let about = |RemoteFailure { problem, may_pass }| OpenError {
+        device: spec.to_string(),
+        problem,
+        may_pass,
+    };
+    let failed = |problem: String| about(RemoteFailure { problem, may_pass: false });
     let block = options.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES);
     Ok(match spec {
         DeviceSpec::Path(path) => {
@@ -98,8 +101,10 @@ async fn open_file(path: &Path, options: &FileOptions) -> io::Result<Arc<FileDev
         }
         match FileDevice::open(path, options) {
             Err(error)
-                if error.kind() == io::ErrorKind::ResourceBusy
-                    && begun.elapsed() < LOCK_TIMEOUT =>
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
+                ) && begun.elapsed() < LOCK_TIMEOUT =>
             {
                 time::sleep(LOCK_PAUSE).await;
             }
@@ -120,9 +125,7 @@ fn explain(path: &Path, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             "; run as a user who may open it, such as a member of the group `disk`"
         }
-        io::ErrorKind::ResourceBusy if !text.contains("locked") => {
-            "; it is mounted, or another program has it"
-        }
+        io::ErrorKind::ResourceBusy => "; it is mounted, or another program has it",
         io::ErrorKind::IsADirectory => "; give a file in it, or a disk",
         io::ErrorKind::ReadOnlyFilesystem => "; it can only be read here",
         _ => "",
@@ -139,8 +142,8 @@ pub struct OpenVolume {
 }
 
 /// Makes the limits that volumes share.
-pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenError> {
-    let open = |shared: &SharedLimit| {
+pub fn open_limits(limits: &[LimitConfig]) -> Result<Vec<Arc<Limiter>>, OpenError> {
+    let open = |shared: &LimitConfig| {
         tracing::info!("limit `{}` is {}", shared.name, shared.limit);
         Limiter::new(shared.limit.numbers).map_err(|error| OpenError {
             device: format!("limit `{}`", shared.name),
@@ -155,7 +158,7 @@ pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenErro
 pub fn own_limit(volume: &Volume) -> Result<Option<Arc<Limiter>>, OpenError> {
     let mut layers = volume.layers.iter();
     let limit = layers.find_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit),
+        LayerConfig::Limit(limit) => Some(limit),
         _ => None,
     });
     let Some(limit) = limit else { return Ok(None) };
@@ -181,7 +184,7 @@ pub async fn open_volume(
     let mut device = open_backing(volume).await?;
     for layer in volume.layers.iter().rev() {
         device = match layer {
-            Layer::Mirror(_) => {
+            LayerConfig::Mirror(_) => {
                 return Err(volume_error(volume, "it is mirrored: a server opens it".to_owned()));
             }
             other => over(volume, device, other, shared, limiter.as_ref())?,
@@ -195,17 +198,19 @@ pub async fn open_volume(
 pub fn over(
     volume: &Volume,
     device: SharedDevice,
-    layer: &Layer,
+    layer: &LayerConfig,
     shared: &[Arc<Limiter>],
     own: Option<&Arc<Limiter>>,
 ) -> Result<SharedDevice, OpenError> {
     Ok(match layer {
-        Layer::Limit(_) => match own {
+        LayerConfig::Limit(_) => match own {
             Some(own) => Arc::new(RateLimitLayer::new(device, own.clone())),
             None => device,
         },
-        Layer::SharedLimit(index) => Arc::new(RateLimitLayer::new(device, shared[*index].clone())),
-        Layer::DiskModel(_) => {
+        LayerConfig::SharedLimit(index) => {
+            Arc::new(RateLimitLayer::new(device, shared[*index].clone()))
+        }
+        LayerConfig::DiskModel(_) => {
             tracing::warn!("volume `{}` emulates a disk: for labs and tests only", volume.name);
             layered(device, layer).map_err(|problem| volume_error(volume, problem))?
         }
@@ -262,25 +267,25 @@ pub async fn open_backing(volume: &Volume) -> Result<SharedDevice, OpenError> {
 }
 
 /// Puts a layer over a device. Layers that need more than the device return it unchanged.
-pub fn layered(device: SharedDevice, layer: &Layer) -> Result<SharedDevice, String> {
+pub fn layered(device: SharedDevice, layer: &LayerConfig) -> Result<SharedDevice, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     Ok(match layer {
-        Layer::Limit(limit) => {
+        LayerConfig::Limit(limit) => {
             let limiter = Limiter::new(limit.numbers).map_err(|error| text(&error))?;
             Arc::new(RateLimitLayer::new(device, limiter))
         }
-        Layer::DiskModel(config) => {
+        LayerConfig::DiskModel(config) => {
             Arc::new(DiskModelLayer::new(device, *config).map_err(|error| text(&error))?)
         }
-        Layer::Delay(delay) => {
+        LayerConfig::Delay(delay) => {
             Arc::new(DelayLayer::new(device, *delay).map_err(|error| text(&error))?)
         }
-        Layer::Fault(fault) => {
+        LayerConfig::Fault(fault) => {
             let (fault, _control) =
                 FaultLayer::new(device, *fault).map_err(|error| text(&error))?;
             Arc::new(fault)
         }
-        Layer::SharedLimit(_) | Layer::Mirror(_) => device,
+        LayerConfig::SharedLimit(_) | LayerConfig::Mirror(_) => device,
     })
 }
 

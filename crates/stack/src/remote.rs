@@ -20,27 +20,27 @@ use flagstone_config::device_spec::{HostPort, NbdAddress, NbdSpec, NvmeTcpSpec, 
 const PATHS_TIMEOUT: Duration = Duration::from_secs(60);
 const PATH_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(crate) struct Failure {
+pub(crate) struct RemoteFailure {
     pub(crate) problem: String,
     /// It may come about later, without any change here.
     pub(crate) may_pass: bool,
 }
 
-impl From<String> for Failure {
-    fn from(problem: String) -> Failure {
-        Failure { problem, may_pass: false }
+impl From<String> for RemoteFailure {
+    fn from(problem: String) -> RemoteFailure {
+        RemoteFailure { problem, may_pass: false }
     }
 }
 
-impl From<HostError> for Failure {
-    fn from(error: HostError) -> Failure {
-        Failure { problem: explain_nvme(&error), may_pass: error.may_pass() }
+impl From<HostError> for RemoteFailure {
+    fn from(error: HostError) -> RemoteFailure {
+        RemoteFailure { problem: explain_nvme(&error), may_pass: error.may_pass() }
     }
 }
 
-impl From<ConnectError> for Failure {
-    fn from(error: ConnectError) -> Failure {
-        Failure { problem: explain_nbd(&error), may_pass: error.may_pass() }
+impl From<ConnectError> for RemoteFailure {
+    fn from(error: ConnectError) -> RemoteFailure {
+        RemoteFailure { problem: explain_nbd(&error), may_pass: error.may_pass() }
     }
 }
 
@@ -111,13 +111,13 @@ fn explain_nbd(error: &ConnectError) -> String {
 
 /// Resolves a host name without blocking the executor. A name without an address may get one later:
 /// name servers come up no sooner than others.
-async fn look_up(host: &HostPort) -> Result<Address, Failure> {
+async fn look_up(host: &HostPort) -> Result<Address, RemoteFailure> {
     let name = match &host.host {
         UriHost::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
         UriHost::Name(name) => name,
     };
     let found = chosen(name, net::lookup(name, host.port).await);
-    found.map_err(|problem| Failure { problem, may_pass: true })
+    found.map_err(|problem| RemoteFailure { problem, may_pass: true })
 }
 
 fn chosen(name: &str, found: std::io::Result<Vec<Address>>) -> Result<Address, String> {
@@ -128,7 +128,7 @@ fn chosen(name: &str, found: std::io::Result<Vec<Address>>) -> Result<Address, S
 pub(crate) async fn open_nvme(
     spec: &NvmeTcpSpec,
     options: &OpenOptions,
-) -> Result<SharedDevice, Failure> {
+) -> Result<SharedDevice, RemoteFailure> {
     let nqn = |text: &str| Nqn::new(text).map_err(|error| format!("{text}: {error}"));
     let default = HostOptions::default();
     let host = HostOptions {
@@ -156,7 +156,7 @@ pub(crate) async fn open_nvme(
 }
 
 /// Without a key of its own, a host has nothing to ask the controller's key for.
-fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, Failure> {
+fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, RemoteFailure> {
     let controller = spec.controller_key_file.as_deref();
     match &spec.key_file {
         Some(host) => Ok(Some(keys::pair(host, controller).map_err(|error| error.to_string())?)),
@@ -167,13 +167,13 @@ fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, Failure> {
     }
 }
 
-fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<RemoteTls>, Failure> {
+fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<RemoteTls>, RemoteFailure> {
     let Some(path) = &spec.tls_key_file else { return Ok(None) };
     let keys = keys::tls_ring(path).map_err(|error| error.to_string())?;
     Ok(Some(RemoteTls { keys, allow_plain: false }))
 }
 
-pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, Failure> {
+pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, RemoteFailure> {
     let address = match &spec.address {
         NbdAddress::Tcp(host) => look_up(host).await?,
         NbdAddress::Unix(path) => Address::Unix(path.clone()),

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, SharedDevice};
-use flagstone_host::guard::{JUDGED_BYTES, SAMPLE_BYTES, contents, contents_at, samples};
+use flagstone_host::guard::{JUDGED_BYTES, SAMPLE_BYTES, SAMPLES, contents, contents_at, samples};
 use flagstone_runtime::buf;
 use flagstone_runtime::time::{self, Instant};
 
@@ -27,23 +27,50 @@ const QUESTIONS_TIME: Duration = Duration::from_secs(60);
 /// Longest read, in bytes.
 const PART_BYTES: u64 = 256 << 10;
 
-/// Description of the data of a device; `None` if nothing was found.
+/// Result of a search for data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DataSearch {
+    /// Description of the data.
+    Found(String),
+    /// There is none.
+    Empty,
+    /// Samples have none. The device does not say what was written, so that there may be some
+    /// between them.
+    EmptySamples,
+}
+
+impl DataSearch {
+    /// Description of the data that was found.
+    pub fn found(self) -> Option<String> {
+        match self {
+            DataSearch::Found(what) => Some(what),
+            DataSearch::Empty | DataSearch::EmptySamples => None,
+        }
+    }
+}
+
+/// Searches a device for data.
 ///
 /// # Errors
 /// Of the device.
-pub async fn find_data(device: &SharedDevice) -> Result<Option<String>, IoError> {
+pub async fn find_data(device: &SharedDevice) -> Result<DataSearch, IoError> {
     let size_bytes = device.geometry().size_bytes;
     let begin = beginning(device, JUDGED_BYTES).await?;
     if let Some(what) = contents(&begin, size_bytes) {
-        return Ok(Some(what));
+        return Ok(DataSearch::Found(what));
     }
     let mut survey =
         Survey { device, size_bytes, left_bytes: READ_BYTES_MAX, questions: 0, begun: time::now() };
-    match survey.holes().await? {
-        Holes::Known => survey.between_holes().await,
-        Holes::None => survey.sampled().await,
-        Holes::Unclear { from } => Ok(Some(unknown_from(from))),
-    }
+    let (found, none) = match survey.holes().await? {
+        Holes::Known => (survey.between_holes().await?, DataSearch::Empty),
+        // Samples cover a small device as a whole.
+        Holes::None if size_bytes <= SAMPLES * SAMPLE_BYTES => {
+            (survey.sampled().await?, DataSearch::Empty)
+        }
+        Holes::None => (survey.sampled().await?, DataSearch::EmptySamples),
+        Holes::Unclear { from } => (Some(unknown_from(from)), DataSearch::Empty),
+    };
+    Ok(found.map_or(none, DataSearch::Found))
 }
 
 /// What a device says about its holes.
@@ -196,14 +223,16 @@ mod tests {
     fn data_anywhere_is_found_between_holes() {
         block_on(async {
             let device = memory();
-            assert_eq!(find_data(&device).await, Ok(None));
+            assert_eq!(find_data(&device).await, Ok(DataSearch::Empty));
             write(&device, 700 << 20, 0).await;
-            assert_eq!(find_data(&device).await, Ok(None), "zeroes are no data");
+            assert_eq!(find_data(&device).await, Ok(DataSearch::Empty), "zeroes are no data");
             write(&device, 500 << 20, 7).await;
-            let found = find_data(&device).await.unwrap().unwrap();
+            let found = find_data(&device).await.unwrap().found().unwrap();
             assert!(found.ends_with("byte 524288000 is not zero"), "{found}");
             write(&device, 4096, 7).await;
-            assert!(find_data(&device).await.unwrap().unwrap().contains("from byte 4096 on"));
+            assert!(
+                find_data(&device).await.unwrap().found().unwrap().contains("from byte 4096 on")
+            );
         })
         .unwrap();
     }
@@ -215,7 +244,7 @@ mod tests {
             for offset in (0..40 << 20).step_by(64 << 10) {
                 write(&device, offset, 0).await;
             }
-            let found = find_data(&device).await.unwrap().unwrap();
+            let found = find_data(&device).await.unwrap().found().unwrap();
             assert!(found.contains("it was written at byte"), "{found}");
         })
         .unwrap();
@@ -226,7 +255,7 @@ mod tests {
     fn volume_in_too_many_pieces_is_unknown() {
         block_on(async {
             let device: SharedDevice = Arc::new(Unaware(memory(), 512));
-            let found = find_data(&device).await.unwrap().unwrap();
+            let found = find_data(&device).await.unwrap().found().unwrap();
             assert_eq!(found, "what it has from byte 8388608 on is not known");
         })
         .unwrap();
@@ -237,11 +266,11 @@ mod tests {
         block_on(async {
             let inner = memory();
             let device: SharedDevice = Arc::new(Unaware(inner.clone(), u64::MAX));
-            assert_eq!(find_data(&device).await, Ok(None));
+            assert_eq!(find_data(&device).await, Ok(DataSearch::EmptySamples));
             write(&inner, (1 << 30) - 4096, 7).await;
-            assert!(find_data(&device).await.unwrap().is_some());
+            assert!(find_data(&device).await.unwrap().found().is_some());
             let null: SharedDevice = Arc::new(NullDevice::new(1 << 40, 512).unwrap());
-            assert_eq!(find_data(&null).await, Ok(None));
+            assert_eq!(find_data(&null).await, Ok(DataSearch::Empty));
         })
         .unwrap();
     }

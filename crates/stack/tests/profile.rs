@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
 use flagstone_cloud::{Catalog, DiskConfiguration, PlanError, Workload};
-use flagstone_config::{Config, Layer, Provisioned};
+use flagstone_config::{Config, LayerConfig, Provisioned};
 use flagstone_limit::{Budget, IoSize, IoStep, Limit};
 use flagstone_runtime::sim::{self, Simulation};
 use flagstone_runtime::{buf, task, time};
@@ -25,7 +25,7 @@ fn parse(text: &str) -> Config {
 fn limit_of(config: &Config) -> &Provisioned {
     let layers = config.volumes[0].layers.iter();
     let mut limits = layers.filter_map(|layer| match layer {
-        Layer::Limit(limit) => Some(limit.as_ref()),
+        LayerConfig::Limit(limit) => Some(limit.as_ref()),
         _ => None,
     });
     limits.next().expect("it has a limit")
@@ -92,7 +92,7 @@ fn configured_latency_overrides_catalog() {
     };
     for kind in ["pd-ssd", "pd-balanced"] {
         let config = parse(&text(kind));
-        let Some(Layer::DiskModel(emulation)) = config.volumes[0].layers.last() else {
+        let Some(LayerConfig::DiskModel(emulation)) = config.volumes[0].layers.last() else {
             panic!("{kind} is emulated");
         };
         let median = |time: Option<flagstone_limit::ServiceTime>| time.unwrap().median.as_micros();

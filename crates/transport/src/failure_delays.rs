@@ -16,7 +16,7 @@ use crate::limits::{
 };
 
 /// A source of connections; `None` for a Unix socket.
-pub type Source = Option<IpAddr>;
+pub type PeerSource = Option<IpAddr>;
 
 /// The source that an address belongs to.
 pub fn source_of(address: IpAddr) -> IpAddr {
@@ -30,7 +30,7 @@ pub fn source_of(address: IpAddr) -> IpAddr {
 }
 
 /// The source of a connection, from the address of its peer.
-pub fn source_of_peer(peer: &str) -> Source {
+pub fn source_of_peer(peer: &str) -> PeerSource {
     peer.parse::<SocketAddr>().ok().map(|address| source_of(address.ip()))
 }
 
@@ -54,7 +54,7 @@ struct Failures<I> {
 /// Failures by source. `I` is the clock's instant.
 #[derive(Debug)]
 pub struct FailureDelays<I> {
-    sources: BTreeMap<Source, Failures<I>>,
+    sources: BTreeMap<PeerSource, Failures<I>>,
 }
 
 impl<I> Default for FailureDelays<I> {
@@ -65,7 +65,7 @@ impl<I> Default for FailureDelays<I> {
 
 impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
     /// Time that a new handshake of `source` has to wait.
-    pub fn delay(&self, source: Source, now: I) -> Duration {
+    pub fn delay(&self, source: PeerSource, now: I) -> Duration {
         let recent = |one: &&Failures<I>| now - one.last < FAILURE_MEMORY;
         match self.sources.get(&source.map(source_of)).filter(recent) {
             None => Duration::ZERO,
@@ -75,7 +75,7 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
     }
 
     /// Records a failure of `source`.
-    pub fn failed(&mut self, source: Source, kind: FailureKind, now: I) {
+    pub fn failed(&mut self, source: PeerSource, kind: FailureKind, now: I) {
         let source = source.map(source_of);
         let sources = &mut self.sources;
         if sources.len() >= FAILED_SOURCES && !sources.contains_key(&source) {
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    fn source(text: &str) -> Source {
+    fn source(text: &str) -> PeerSource {
         Some(text.parse().unwrap())
     }
 

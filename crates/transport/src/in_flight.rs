@@ -14,7 +14,7 @@ use std::sync::Arc;
 use flagstone_runtime::sync::{OneReceiver, OneSender, oneshot};
 use parking_lot::Mutex;
 
-use crate::failure_delays::{Source, source_of};
+use crate::failure_delays::{PeerSource, source_of};
 
 /// Count of handshakes in flight.
 #[derive(Debug)]
@@ -30,12 +30,12 @@ struct Counts {
     begun: BTreeMap<u64, Begun>,
     next: u64,
     /// Handshakes that wait or have begun.
-    by_source: BTreeMap<Source, usize>,
+    by_source: BTreeMap<PeerSource, usize>,
 }
 
 #[derive(Debug)]
 struct Begun {
-    source: Source,
+    source: PeerSource,
     /// Dropped when the handshake is evicted.
     _place: OneSender<()>,
 }
@@ -78,8 +78,8 @@ impl InFlight {
 
 impl Counts {
     /// The handshake whose place `source` may take.
-    fn victim(&self, source: Source) -> Option<u64> {
-        let mut counts = BTreeMap::<Source, usize>::new();
+    fn victim(&self, source: PeerSource) -> Option<u64> {
+        let mut counts = BTreeMap::<PeerSource, usize>::new();
         for one in self.begun.values() {
             *counts.entry(one.source).or_default() += 1;
         }
@@ -94,7 +94,7 @@ impl Counts {
 #[derive(Debug)]
 pub struct QueuedPlace {
     all: Arc<InFlight>,
-    source: Source,
+    source: PeerSource,
 }
 
 impl QueuedPlace {

@@ -18,7 +18,7 @@ mod send;
 mod wait_group;
 
 pub use admission::{AdmittedHandshake, HandshakeAdmission, SharedDelays};
-pub use failure_delays::{FailureDelays, FailureKind, Source, source_of, source_of_peer};
+pub use failure_delays::{FailureDelays, FailureKind, PeerSource, source_of, source_of_peer};
 pub use in_flight::{InFlight, InFlightPlace, QueuedPlace};
 pub use psk::{PskChooser, PskKeys, failure_kind, proven_psk, psk_choice, tls_psk};
 pub use receive::{MessageShape, Rx, RxError, ShapePredictor};

@@ -57,6 +57,23 @@ pub fn paragraph(text: &str, width: u16) -> Vec<String> {
     wrapped_rows(&[vec![text.to_owned()]], width)
 }
 
+/// Text in lines of at most `width` characters, broken at spaces only: a longer word stays whole.
+pub fn filled(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    let mut used = 0;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > 0 {
+            let fits = used + 1 + length <= width;
+            out.push(if fits { ' ' } else { '\n' });
+            used = if fits { used + 1 } else { 0 };
+        }
+        out += word;
+        used += length;
+    }
+    out
+}
+
 /// Text in lines of at most `width` characters, broken at spaces and, in longer words, at hyphens.
 pub fn folded(text: &str, width: usize) -> String {
     let mut out = String::new();
@@ -133,6 +150,10 @@ mod tests {
     #[test]
     fn folded_text_breaks_at_spaces_and_long_words_at_hyphens() {
         assert_eq!(folded("1 x 20 GiB pd-ssd", 10), "1 x 20 GiB\npd-ssd");
+        assert_eq!(
+            filled("a source: https://x-y.org/z now", 10),
+            "a source:\nhttps://x-y.org/z\nnow"
+        );
         assert_eq!(folded("of a-long-name, b", 7), "of\na-long-\nname, b");
         assert_eq!(folded("short", 10), "short");
         assert_eq!(folded("", 10), "");

@@ -1,6 +1,9 @@
-//! Numbers as text for tables and messages: rounded, with thousands separators and units.
-
-use crate::parse::format_size;
+//! Numbers as text for people: rounded, with thousands separators and units.
+//!
+//! Sizes have one format, [`size`]: `1.5 GiB`. [`exact_size`] adds the bytes where readers compare
+//! or repeat a size that is not round. Values to write in a configuration or on a command line have
+//! the form of [`parse`](crate::parse): `1536MiB`. Latencies have one format, [`latency`], except
+//! in columns of one unit.
 
 /// Formats a number with commas between thousands and `decimals` digits after the point. A value
 /// that rounds to 0 has no sign.
@@ -40,42 +43,46 @@ pub fn plural(noun: &str) -> String {
 }
 
 /// Formats bytes in the largest binary unit with at least one digit before the point, to three
-/// digits: `1.50 GiB`.
+/// digits, without zeroes at the end: `1.5 GiB`, `64 KiB`.
 pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let unit = (bytes.ilog2() / 10) as usize - 1;
-    let value = bytes as f64 / (1_u64 << (10 * (unit + 1))) as f64;
-    format!("{} {}", three_digits(value), UNITS[unit])
+    let (value, unit) = scaled(bytes);
+    format!("{value} {unit}")
 }
 
-/// Formats a size for a message: exact and short if it can be, such as `64KiB` or `500GB`, else
-/// rounded and exact, such as `255.96MiB (268398592 bytes)`.
-pub fn size_text(bytes: u64) -> String {
-    /// Digits that are read at a glance.
-    const DIGITS: usize = 4;
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let exact = format_size(bytes);
-    let digits = exact.bytes().filter(u8::is_ascii_digit).count();
-    match (digits <= DIGITS, digits == exact.len()) {
-        (true, false) => exact,
-        (true, true) => format!("{bytes} bytes"),
-        (false, _) => {
-            let power = bytes.ilog2() / 10;
-            let value = bytes as f64 / (1_u64 << (10 * power)) as f64;
-            format!("{value:.2}{} ({bytes} bytes)", UNITS[power as usize - 1])
-        }
+/// Formats bytes as [`size`] does, and adds their number if that is not exact:
+/// `256 MiB (268398592 bytes)`.
+pub fn exact_size(bytes: u64) -> String {
+    let (value, unit) = scaled(bytes);
+    let power = SIZE_UNITS.iter().position(|name| *name == unit).unwrap_or(0) as u32;
+    // Three digits and a power of two are exact as a float.
+    let is_exact =
+        value.parse::<f64>().is_ok_and(|value| value * 1024_f64.powi(power as i32) == bytes as f64);
+    match is_exact {
+        true => format!("{value} {unit}"),
+        false => format!("{value} {unit} ({bytes} bytes)"),
     }
 }
 
-/// Formats the size of a block, exact for whole KiB and MiB: `4 KiB`, `30.5 KiB`.
-pub fn block_size(bytes: u64) -> String {
-    match bytes {
-        b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
-        b if b.is_multiple_of(1024) => format!("{} KiB", b >> 10),
-        b => format!("{:.1} KiB", b as f64 / 1024.0),
+const SIZE_UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
+fn scaled(bytes: u64) -> (String, &'static str) {
+    let power = bytes.checked_ilog2().unwrap_or(0) / 10;
+    let value = bytes as f64 / (1_u64 << (10 * power)) as f64;
+    let text = three_digits(value);
+    let text = match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    };
+    (text, SIZE_UNITS[power as usize])
+}
+
+/// Formats a latency in microseconds with a unit that fits: `73.4 µs`, `3.73 ms`, `2.1 s`.
+pub fn latency(us: f64) -> String {
+    match us {
+        us if us < 100.0 => format!("{us:.1} µs"),
+        us if us < 1e3 => format!("{us:.0} µs"),
+        us if us < 1e6 => format!("{:.2} ms", us / 1e3),
+        us => format!("{:.1} s", us / 1e6),
     }
 }
 
@@ -121,34 +128,41 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_three_digits() {
-        let sizes = [0, 1023, 1024, 1_610_612_736].map(size);
-        assert_eq!(sizes, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
-        assert_eq!(size(u64::MAX), "16.0 EiB");
-    }
-
-    #[test]
-    fn sizes_in_messages_are_short_or_complete() {
+    fn sizes_have_three_digits_at_most() {
         for (bytes, text) in [
-            (0, "0 bytes"),
-            (1000, "1KB"),
-            (1001, "1001 bytes"),
-            (4096, "4KiB"),
-            (4_194_304, "4MiB"),
-            (500_000_000_000, "500GB"),
-            (268_398_592, "255.96MiB (268398592 bytes)"),
-            (1025, "1025 bytes"),
-            (16_385, "16.00KiB (16385 bytes)"),
-            (u64::MAX, "16.00EiB (18446744073709551615 bytes)"),
+            (0, "0 B"),
+            (1000, "1000 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (31_232, "30.5 KiB"),
+            (1_610_612_736, "1.5 GiB"),
+            (1000 << 20, "1000 MiB"),
+            (u64::MAX, "16 EiB"),
         ] {
-            assert_eq!(size_text(bytes), text);
+            assert_eq!(size(bytes), text);
         }
     }
 
     #[test]
-    fn block_sizes_are_in_kib_or_mib() {
-        let sizes = [512, 4096, 1 << 20, 31_232].map(block_size);
-        assert_eq!(sizes, ["0.5 KiB", "4 KiB", "1 MiB", "30.5 KiB"]);
+    fn exact_sizes_add_bytes_only_if_rounded() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1001, "1001 B"),
+            (4096, "4 KiB"),
+            (31_232, "30.5 KiB"),
+            (500_000_000_000, "466 GiB (500000000000 bytes)"),
+            (268_398_592, "256 MiB (268398592 bytes)"),
+            (1025, "1 KiB (1025 bytes)"),
+            ((1 << 50) + 1, "1 PiB (1125899906842625 bytes)"),
+        ] {
+            assert_eq!(exact_size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn latencies_have_a_unit_that_fits() {
+        let texts = [0.0, 73.44, 310.2, 3_730.0, 2_100_000.0].map(latency);
+        assert_eq!(texts, ["0.0 µs", "73.4 µs", "310 µs", "3.73 ms", "2.1 s"]);
     }
 
     #[test]

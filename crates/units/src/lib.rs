@@ -14,7 +14,7 @@ mod names;
 mod parse;
 
 pub use crate::date::{format_time, format_utc};
-pub use crate::display::{counted, grouped, size_text};
+pub use crate::display::{counted, exact_size, grouped};
 pub use crate::names::nearest_name;
 pub use crate::parse::{
     DurationError, RateError, SizeError, format_block_size, format_duration, format_rate,

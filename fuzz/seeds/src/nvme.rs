@@ -2,8 +2,8 @@
 
 use std::io;
 
-use flagstone_auth::message::Body;
-use flagstone_auth::{Explanation, Group, Hash, Message};
+use flagstone_auth::message::MessageBody;
+use flagstone_auth::{DhGroup, Explanation, Hash, Message};
 use flagstone_nvme::command::admin::{Abort, GetLogPage, Identify};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
@@ -278,22 +278,22 @@ pub(crate) fn replies(corpus: &Corpus) -> io::Result<()> {
 
 /// `nvme_authentication`: one message of each kind, for both sides, and a secret.
 pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
-    let (hash, group) = (Hash::Sha256, Group::Null);
+    let (hash, group) = (Hash::Sha256, DhGroup::Null);
     let (digest, none) = (vec![7; 32], Vec::new());
     let sequence = 1;
-    let groups = vec![Group::Null, Group::Ffdhe2048];
+    let groups = vec![DhGroup::Null, DhGroup::Ffdhe2048];
     for (name, body) in [
         (
             "negotiate",
-            Body::Negotiate {
+            MessageBody::Negotiate {
                 concatenation: 0,
                 hashes: Hash::ALL.into(),
-                groups: Group::ALL.into(),
+                groups: DhGroup::ALL.into(),
             },
         ),
         (
             "challenge",
-            Body::Challenge {
+            MessageBody::Challenge {
                 hash,
                 group,
                 sequence,
@@ -303,18 +303,21 @@ pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
         ),
         (
             "reply",
-            Body::Reply {
+            MessageBody::Reply {
                 response: digest.clone(),
                 challenge: Some(digest.clone()),
                 sequence,
                 public_value: none,
             },
         ),
-        ("success1", Body::Success1 { digest_bytes: 32, response: Some(digest) }),
-        ("success2", Body::Success2),
-        ("failure1", Body::Failure1(Explanation::Failed)),
-        ("failure2", Body::Failure2(Explanation::Failed)),
-        ("concatenate", Body::Negotiate { concatenation: 2, hashes: Hash::ALL.into(), groups }),
+        ("success1", MessageBody::Success1 { digest_bytes: 32, response: Some(digest) }),
+        ("success2", MessageBody::Success2),
+        ("failure1", MessageBody::Failure1(Explanation::Failed)),
+        ("failure2", MessageBody::Failure2(Explanation::Failed)),
+        (
+            "concatenate",
+            MessageBody::Negotiate { concatenation: 2, hashes: Hash::ALL.into(), groups },
+        ),
     ] {
         let message = Message { transaction: 7, body }.encode();
         corpus.put("nvme_authentication", name, &[&[0], &message[..]].concat())?;

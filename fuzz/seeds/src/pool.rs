@@ -5,13 +5,13 @@ use std::io;
 use flagstone_pool::PoolId;
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::ondisk::Block;
-use flagstone_pool::ondisk::volume_table::{VolumeTable, VolumeRecord};
 use flagstone_pool::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
-use flagstone_pool::ondisk::entry::Entry;
+use flagstone_pool::ondisk::entry::MapEntry;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{
     DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes,
 };
+use flagstone_pool::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 use super::Corpus;
 
@@ -19,7 +19,7 @@ use super::Corpus;
 pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
     let mut volume = VolumeRecord::new(1, "db".to_owned(), 1 << 20);
     volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
-    let root = Entry { location: 20, birth: 4, checksum: 6 };
+    let root = MapEntry { location: 20, birth: 4, checksum: 6 };
     let device = DeviceRecord {
         id: PoolId([1; 16]),
         size_bytes: SUPERBLOCK_AREA_BYTES + 64 * 256 * BLOCK_BYTES as u64,

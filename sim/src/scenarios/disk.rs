@@ -122,7 +122,7 @@ fn random_faults(sim: &Simulation) -> DiskFaults {
 mod tests {
     use super::*;
     use crate::runner::run_seed;
-    use crate::scenarios::liar::{Lie, caught, lying};
+    use crate::scenarios::lying_device::{Lie, caught, lying};
 
     #[test]
     fn sound_device_keeps_guarantees_and_replays() {

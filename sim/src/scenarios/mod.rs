@@ -4,7 +4,7 @@ pub mod chain;
 pub mod disk;
 pub mod echo;
 #[cfg(test)]
-mod liar;
+mod lying_device;
 pub mod mirror;
 pub mod pool;
 pub mod served;

@@ -347,7 +347,7 @@ pub(super) async fn attached(
 mod tests {
     use super::*;
     use crate::runner::run_seed;
-    use crate::scenarios::liar::{Lie, caught, lying};
+    use crate::scenarios::lying_device::{Lie, caught, lying};
 
     #[test]
     fn nvme_tcp_keeps_guarantees_and_replays() {

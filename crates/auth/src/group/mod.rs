@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 /// Group, by its identifier on the wire (Base 8.3.5.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Group {
+pub enum DhGroup {
     /// No Diffie-Hellman: secrets can be tried against a recorded exchange.
     Null = 0,
     /// 2,048 bits.
@@ -41,7 +41,7 @@ pub struct InvalidPublicValue;
 /// A group's shared secret, most significant byte first, as long as the prime; erased when dropped.
 pub(crate) type SharedSecret = Zeroizing<Vec<u8>>;
 
-impl Group {
+impl DhGroup {
     /// All groups, the weakest first.
     pub const ALL: [Self; 6] = [
         Self::Null,
@@ -111,7 +111,7 @@ impl Group {
     }
 }
 
-impl std::fmt::Display for Group {
+impl std::fmt::Display for DhGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Null => "null",
@@ -182,8 +182,13 @@ field!(field8192, U8192, primes::FFDHE8192);
 mod tests {
     use super::*;
 
-    const FINITE: [Group; 5] =
-        [Group::Ffdhe2048, Group::Ffdhe3072, Group::Ffdhe4096, Group::Ffdhe6144, Group::Ffdhe8192];
+    const FINITE: [DhGroup; 5] = [
+        DhGroup::Ffdhe2048,
+        DhGroup::Ffdhe3072,
+        DhGroup::Ffdhe4096,
+        DhGroup::Ffdhe6144,
+        DhGroup::Ffdhe8192,
+    ];
 
     #[test]
     fn both_sides_of_a_group_agree() {

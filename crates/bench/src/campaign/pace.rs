@@ -8,12 +8,12 @@ const LOOK_S: f64 = 1.0;
 const SHOWN_FROM: f64 = 0.01;
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct CampaignPace {
     planned_s: f64,
     took_s: f64,
 }
 
-impl Pace {
+impl CampaignPace {
     pub(super) fn add(&mut self, planned_s: f64, took_s: f64) {
         self.planned_s += planned_s;
         self.took_s += took_s;
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn remaining_time_follows_actual_pace() {
-        let mut pace = Pace::default();
+        let mut pace = CampaignPace::default();
         assert_eq!(pace.corrected(10.0), 10.0);
         pace.add(2.0, 3.0);
         pace.add(2.0, 5.0);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::attach::Initiator;
-use crate::campaign::pace::{Pace, Progress, planned_s};
+use crate::campaign::pace::{CampaignPace, Progress, planned_s};
 use crate::campaign::serve::{Driven, OWN_TOOL};
 use crate::campaign::{CampaignPlan, CampaignStep, ROUNDS_MAX, steps};
 use crate::environment;
@@ -80,7 +80,7 @@ impl Campaign<'_> {
         let records = self.store.records()?;
         let mut done: Done =
             records.iter().map(|r| (r.job.clone(), r.target.clone(), r.repetition)).collect();
-        let (mut rounds, mut pace) = (Rounds::default(), Pace::default());
+        let (mut rounds, mut pace) = (Rounds::default(), CampaignPace::default());
         records.iter().for_each(|record| rounds.add(record));
         let mut driven = Vec::new();
         for target in &self.plan.targets {
@@ -129,7 +129,7 @@ impl Campaign<'_> {
         &self,
         job: usize,
         (driven, provenances): (&[Driven], &[Provenance]),
-        (done, rounds, pace): (&mut Done, &mut Rounds, &mut Pace),
+        (done, rounds, pace): (&mut Done, &mut Rounds, &mut CampaignPace),
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
         let least = self.plan.repetitions;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::CampaignPlan;
 use super::run::{Campaign, Watcher};
 use crate::attach::{Attached, InitiatorChoice};
-use crate::environment::{self, Environment};
+use crate::environment::{self, DiskKind, Environment};
 use crate::error::Error;
 use crate::guard;
 use crate::os;
@@ -51,7 +51,7 @@ impl Driven {
             }
             let name = disk.to_string();
             let mut found = environment::disk(driven);
-            found.kind = "served".to_owned();
+            found.kind = DiskKind::Served;
             found.size_bytes = found.size_bytes.or_else(|| self.sizes.get(&name).copied());
             found.initiator.clone_from(&self.initiator);
             environment.disks.insert(name, found);

@@ -366,9 +366,14 @@ fn version(text: &str) -> Option<(u32, u32)> {
 }
 
 #[cfg(test)]
+#[path = "../../tests/support/executable.rs"]
+mod executable;
+
+#[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use super::executable::write_script;
     use super::*;
 
     #[test]
@@ -383,8 +388,7 @@ mod tests {
     fn fake(script: &str) -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fio");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&path, &format!("#!/bin/sh\n{script}\n"));
         (directory, path)
     }
 
@@ -435,11 +439,10 @@ mod tests {
         refused(directory.path(), "it is a directory");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         refused(&path, "it is not executable (Permission denied");
-        std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&path, "#!/no/such/interpreter\n");
         refused(&path, "the interpreter that it names");
         // Not a program for any machine.
-        std::fs::write(&path, b"\x7fELF and then nothing").unwrap();
+        write_script(&path, "\x7fELF and then nothing");
         refused(&path, "Exec format error");
         refused(&path.join("below"), "Not a directory");
     }

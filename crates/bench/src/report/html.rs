@@ -6,7 +6,7 @@ use flagstone_plot::Theme;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{Plot, Run, data, slug};
-use crate::table::Table;
+use crate::table::{Table, is_known};
 
 const STYLE: &str = include_str!("style.css");
 const READ_DATA: &str = "import json, re\n\
@@ -55,10 +55,14 @@ pub(super) fn document<'a>(
     visible(&page.into_string()) + "\n"
 }
 
+fn has_content(cell: &str) -> bool {
+    !cell.is_empty() && is_known(cell)
+}
+
 /// A table without the rows and columns that have no content. On a narrow page each row is a list
 /// of cells with the heads of their columns.
 pub(super) fn table(id: &str, table: &Table) -> Markup {
-    let is_said = |cell: &String| !matches!(cell.as_str(), "" | "-");
+    let is_said = |cell: &String| has_content(cell);
     let rows = || table.rows.iter().filter(|row| row.iter().skip(1).any(is_said));
     let is_shown = |at: &usize| *at == 0 || rows().filter_map(|row| row.get(*at)).any(is_said);
     let columns: Vec<usize> = (0..table.head.len()).filter(is_shown).collect();
@@ -104,7 +108,7 @@ pub(super) fn list(texts: &[String]) -> Markup {
 }
 
 pub(super) fn facts(facts: &[(&str, String)]) -> Markup {
-    let known = facts.iter().filter(|(_, value)| !matches!(value.as_str(), "" | "-"));
+    let known = facts.iter().filter(|(_, value)| has_content(value));
     html! { dl class="facts" { @for (name, value) in known { dt { (name) } dd { (value) } } } }
 }
 

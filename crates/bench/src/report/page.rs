@@ -15,7 +15,7 @@ use crate::compare::{ComparedMetric, DifferenceVerdict, SIGNIFICANT};
 use crate::environment::{DiskRecord, Environment};
 use crate::provenance::Provenance;
 use crate::stats::{median, shown_deviations};
-use crate::table::Table;
+use crate::table::{Table, UNKNOWN};
 
 pub(super) const CAVEATS: &str = "Caveats";
 const SECTIONS: [(&str, &str); 8] = [
@@ -397,7 +397,7 @@ fn method_of(plan: &CampaignPlan) -> Vec<(&'static str, String)> {
 }
 
 fn known(text: &Option<String>) -> &str {
-    text.as_deref().unwrap_or("-")
+    text.as_deref().unwrap_or(UNKNOWN)
 }
 
 fn environment_of(found: &Environment) -> [(&'static str, String); 7] {
@@ -429,7 +429,7 @@ fn disk_row(name: &str, disk: &DiskRecord) -> Vec<String> {
     let queue = disk.queue.iter().map(|(key, value)| format!("{key} = {value}"));
     vec![
         name.to_owned(),
-        format!("{}{driver}", disk.kind),
+        format!("{}{driver}", disk.kind.name()),
         known(&size).to_owned(),
         known(&disk.device).to_owned(),
         known(&disk.model).to_owned(),

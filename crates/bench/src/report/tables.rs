@@ -6,7 +6,7 @@ use super::{Named, Run};
 use crate::compare::{ComparedMetric, Comparison};
 use crate::published::{by_disks, by_size as of_sizes, published};
 use crate::stats::steady;
-use crate::table::{Table, cell};
+use crate::table::{Table, UNKNOWN, cell};
 
 /// Suite whose results are shown by disk size.
 const BY_SIZE: &str = "provisioned-iops";
@@ -92,7 +92,7 @@ fn rounds(runs: &[Run]) -> Option<Table> {
                     let percent = |pick: fn(&crate::stats::Steady) -> f64| {
                         cell(found.as_ref().map(pick), |value| format!("{value:.1} %"))
                     };
-                    let word = found.map_or("-", |f| if f.is_steady { "yes" } else { "no" });
+                    let word = found.map_or(UNKNOWN, |f| if f.is_steady { "yes" } else { "no" });
                     table.rows.push(vec![
                         row.job.clone(),
                         name.clone(),

@@ -29,7 +29,7 @@ use latency::{BUCKETS, Histogram, bucket_of};
 
 /// Kinds of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum CallKind {
     /// `read`, and cached reads.
     Read,
     /// `write`
@@ -42,24 +42,29 @@ pub enum Call {
     WriteZeroes,
 }
 
-impl Call {
+impl CallKind {
     /// All kinds, in the order of [`Totals::calls`].
-    pub const ALL: [Call; 5] =
-        [Call::Read, Call::Write, Call::Flush, Call::Discard, Call::WriteZeroes];
+    pub const ALL: [CallKind; 5] = [
+        CallKind::Read,
+        CallKind::Write,
+        CallKind::Flush,
+        CallKind::Discard,
+        CallKind::WriteZeroes,
+    ];
 
     /// True if it changes data.
     fn is_change(self) -> bool {
-        matches!(self, Call::Write | Call::Discard | Call::WriteZeroes)
+        matches!(self, CallKind::Write | CallKind::Discard | CallKind::WriteZeroes)
     }
 
     /// Its name in documents and metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Call::Read => "read",
-            Call::Write => "write",
-            Call::Flush => "flush",
-            Call::Discard => "discard",
-            Call::WriteZeroes => "write_zeroes",
+            CallKind::Read => "read",
+            CallKind::Write => "write",
+            CallKind::Flush => "flush",
+            CallKind::Discard => "discard",
+            CallKind::WriteZeroes => "write_zeroes",
         }
     }
 }
@@ -95,7 +100,7 @@ fn find_core() -> usize {
 /// Counters of one core, which only this core changes.
 #[derive(Default)]
 struct CoreCounters {
-    calls: [CallCounters; Call::ALL.len()],
+    calls: [CallCounters; CallKind::ALL.len()],
 }
 
 #[derive(Default)]
@@ -149,7 +154,7 @@ impl Counters {
     /// Changes in progress, on all cores.
     fn changes_in_flight(&self) -> u64 {
         let calls = self.cores.iter().filter_map(OnceLock::get).flat_map(|core| &core.calls);
-        let kinds = Call::ALL.iter().cycle();
+        let kinds = CallKind::ALL.iter().cycle();
         let in_flight = |call: &CallCounters| {
             let ended = call.ended.load(Acquire);
             call.begun.load(Relaxed).saturating_sub(ended)
@@ -172,13 +177,13 @@ impl Counters {
 /// Counts of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Per kind, in the order of [`Call::ALL`].
-    pub calls: [CallTotals; Call::ALL.len()],
+    /// Per kind, in the order of [`CallKind::ALL`].
+    pub calls: [CallTotals; CallKind::ALL.len()],
 }
 
 impl Totals {
     /// Counts of one kind.
-    pub fn of(&self, call: Call) -> &CallTotals {
+    pub fn of(&self, call: CallKind) -> &CallTotals {
         &self.calls[call as usize]
     }
 }
@@ -224,14 +229,14 @@ impl CallTotals {
 /// A call in progress. It ends when dropped; a call whose future was dropped counts as failed.
 struct Watch {
     core: Arc<CoreCounters>,
-    call: Call,
+    call: CallKind,
     bytes: u64,
     begun: Instant,
     is_ok: bool,
 }
 
 impl Watch {
-    fn new(core: Arc<CoreCounters>, call: Call, bytes: u64) -> Watch {
+    fn new(core: Arc<CoreCounters>, call: CallKind, bytes: u64) -> Watch {
         add(&core.calls[call as usize].begun, 1);
         Watch { core, call, bytes, begun: time::now(), is_ok: false }
     }
@@ -277,7 +282,7 @@ impl Layer for StatsLayer {
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         let known = self.child.try_read_cached(offset, len)?;
         let core = self.counters.here();
-        let counters = &core.calls[Call::Read as usize];
+        let counters = &core.calls[CallKind::Read as usize];
         add(&counters.at_once, 1);
         add(&counters.bytes, len as u64);
         Some(known)
@@ -286,7 +291,7 @@ impl Layer for StatsLayer {
     #[inline]
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         offset: u64,
         len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
@@ -330,14 +335,14 @@ impl Layer for StatsLayer {
                 let place = compare_place(&child, expected.len() - at)?;
                 let len = place.len() as u64;
                 let read = child.read(offset + at as u64, place);
-                let found = counted(&counters, Call::Read, len, read).await?;
+                let found = counted(&counters, CallKind::Read, len, read).await?;
                 if found[..] != expected[at..at + found.len()] {
                     return Ok(false);
                 }
                 at += found.len();
             }
             let written = child.write(offset, data, fua);
-            counted(&counters, Call::Write, len, written).await.map(|()| true)
+            counted(&counters, CallKind::Write, len, written).await.map(|()| true)
         })
     }
 }
@@ -346,7 +351,7 @@ impl Layer for StatsLayer {
 #[inline]
 fn counted<T: 'static>(
     counters: &Counters,
-    call: Call,
+    call: CallKind,
     len: u64,
     outcome: IoFuture<T>,
 ) -> IoFuture<T> {
@@ -394,7 +399,7 @@ mod tests {
         Arc::new(NullDevice::new(1 << 20, 512).unwrap())
     }
 
-    fn summary(counters: &Counters, call: Call) -> (u64, u64, u64, u64) {
+    fn summary(counters: &Counters, call: CallKind) -> (u64, u64, u64, u64) {
         let totals = counters.totals();
         let of = totals.of(call);
         assert_eq!(of.latency.count(), of.count, "{call:?}");
@@ -416,11 +421,11 @@ mod tests {
             device.discard(0, 4096).await.unwrap();
             device.write_zeroes(0, 512, ZeroFlags::default()).await.unwrap();
             device.flush().await.unwrap();
-            assert_eq!(summary(&counters, Call::Read), (5, 1, 4096, 0));
-            assert_eq!(summary(&counters, Call::Write), (4, 2, 1024, 0));
-            assert_eq!(summary(&counters, Call::Discard), (1, 0, 4096, 0));
-            assert_eq!(summary(&counters, Call::WriteZeroes), (1, 0, 512, 0));
-            assert_eq!(summary(&counters, Call::Flush), (1, 0, 0, 0));
+            assert_eq!(summary(&counters, CallKind::Read), (5, 1, 4096, 0));
+            assert_eq!(summary(&counters, CallKind::Write), (4, 2, 1024, 0));
+            assert_eq!(summary(&counters, CallKind::Discard), (1, 0, 4096, 0));
+            assert_eq!(summary(&counters, CallKind::WriteZeroes), (1, 0, 512, 0));
+            assert_eq!(summary(&counters, CallKind::Flush), (1, 0, 0, 0));
         })
         .unwrap();
     }
@@ -431,8 +436,8 @@ mod tests {
             let (device, counters) = StatsLayer::new(null());
             assert!(device.flush().try_now().is_ok());
             let known = BlockDevice::try_read_cached(&device, 0, 4096).is_some();
-            assert_eq!(summary(&counters, Call::Read).0, u64::from(known));
-            assert_eq!(counters.totals().of(Call::Flush).latency.sum_ns, 0);
+            assert_eq!(summary(&counters, CallKind::Read).0, u64::from(known));
+            assert_eq!(counters.totals().of(CallKind::Flush).latency.sum_ns, 0);
         })
         .unwrap();
     }
@@ -445,16 +450,16 @@ mod tests {
                 DelayLayer::new(null(), DelayConfig { read, ..DelayConfig::default() }).unwrap();
             let (device, counters) = StatsLayer::new(Arc::new(delay));
             let call = device.read(0, buf::alloc(512).await);
-            assert_eq!(summary(&counters, Call::Read), (0, 0, 0, 1));
+            assert_eq!(summary(&counters, CallKind::Read), (0, 0, 0, 1));
             call.await.unwrap();
-            assert_eq!(summary(&counters, Call::Read), (1, 0, 512, 0));
+            assert_eq!(summary(&counters, CallKind::Read), (1, 0, 512, 0));
             let totals = counters.totals();
-            let latency = &totals.of(Call::Read).latency;
+            let latency = &totals.of(CallKind::Read).latency;
             assert!(latency.sum_ns >= 3_000_000, "{latency:?}");
             assert!(latency.quantile_ns(0.5) >= 2_500_000.0, "{latency:?}");
             // A call whose future is dropped ends too.
             drop(device.read(0, buf::alloc(512).await));
-            assert_eq!(summary(&counters, Call::Read), (2, 1, 512, 0));
+            assert_eq!(summary(&counters, CallKind::Read), (2, 1, 512, 0));
         })
         .unwrap();
     }
@@ -474,7 +479,7 @@ mod tests {
                 });
             }
             let never = Notify::new();
-            let all = || (summary(&counters, Call::Flush).0 == 200).then_some(());
+            let all = || (summary(&counters, CallKind::Flush).0 == 200).then_some(());
             while time::timeout(Duration::from_millis(1), never.wait_for(all)).await.is_err() {}
         })
         .unwrap();

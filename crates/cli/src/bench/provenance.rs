@@ -10,7 +10,7 @@ use flagstone_bench::os::read_text;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::target::BenchTarget;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::{Config, Layer, Volume};
+use flagstone_config::{Config, LayerConfig, Volume};
 
 /// Combines the API of a local server, a configuration file and the names of emulated targets.
 pub(crate) fn of(
@@ -74,8 +74,9 @@ fn volume_of<'a>(config: &'a Config, spec: &DeviceSpec) -> Option<&'a Volume> {
 
 /// A rate limit keeps a real disk real. A layer that adds latency or faults emulates another disk.
 fn provenance(volume: &Volume) -> Provenance {
-    let acts =
-        |layer: &Layer| matches!(layer, Layer::DiskModel(_) | Layer::Delay(_) | Layer::Fault(_));
+    let acts = |layer: &LayerConfig| {
+        matches!(layer, LayerConfig::DiskModel(_) | LayerConfig::Delay(_) | LayerConfig::Fault(_))
+    };
     if volume.layers.iter().any(acts) {
         return Provenance::Emulated;
     }

@@ -8,7 +8,7 @@ use flagstone_server::api::mirror_document::{
     Mode, PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument,
     VerifyDocument,
 };
-use flagstone_units::display::{count, duration, size, three_digits};
+use flagstone_units::display::{count, duration, latency, size, three_digits};
 
 use crate::status::table::rate;
 use flagstone_units::columns::wrapped_rows;
@@ -331,7 +331,7 @@ fn since(was: u64, now: u64) -> u64 {
 fn mean(us: u64, writes: u64) -> String {
     match writes {
         0 => "- µs".to_owned(),
-        writes => format!("{:.1} µs", us as f64 / writes as f64),
+        writes => latency(us as f64 / writes as f64),
     }
 }
 

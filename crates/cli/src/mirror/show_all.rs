@@ -89,7 +89,7 @@ mod tests {
         };
         let expected = "\
 volume  role    serves  peer    state            out of sync  resync  in flight
-db      source  yes     node-b  resynchronizing     3.00 MiB    25 %          0
+db      source  yes     node-b  resynchronizing        3 MiB    25 %          0
 
 db: do this
 ";

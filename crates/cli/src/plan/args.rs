@@ -9,7 +9,7 @@ use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_units::{missing_size_unit, parse_rate, parse_size};
 
-use super::several::{CurveArgs, PlanCompareArgs};
+use super::disk_types::{CurveArgs, PlanCompareArgs};
 use crate::exit::Failure;
 use crate::words::{PATTERNS, find};
 

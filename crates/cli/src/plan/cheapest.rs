@@ -8,7 +8,7 @@ use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::{
     Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope, Shortfall,
 };
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{display::size, grouped};
 
 use super::args::{CheapestArgs, block_bytes, bytes, bytes_per_s, count, decimal, optional};
 use super::paint::Paint;
@@ -102,7 +102,7 @@ fn text(catalog: &Catalog, answer: &CheapestReport, paint: Paint) -> String {
 
 fn asked(need: &Need, scope: &Scope) -> String {
     let mut parts = Vec::new();
-    let block = block_size(need.block_bytes);
+    let block = size(need.block_bytes);
     let iops = [(need.read_iops, "read"), (need.write_iops, "write")];
     let iops: Vec<String> = iops
         .iter()

@@ -8,13 +8,13 @@ use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
 use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{display::size, grouped};
 use serde::Serialize;
 
 use super::args::{NOT_MIXED, bytes};
+use super::disk_types::{PlanCompareArgs, none_can};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::{PlanCompareArgs, none_can};
 use super::{bold_table, head, in_flight_text, json, machine_text, once};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
@@ -175,7 +175,7 @@ fn rows(
             false => decimals(results.total.bytes_per_s / catalog.units.throughput.bytes()),
         };
         row(&name, &|c| of(c, &|c| number(&c.results[index])));
-        let block = format!("  of {}, limited by", block_size(workload.block_bytes));
+        let block = format!("  of {}, limited by", size(workload.block_bytes));
         row(&block, &|c| of(c, &|c| limit(&c.results[index].binding, unit)));
     }
     row("USD a month", &|c| {

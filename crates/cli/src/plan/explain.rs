@@ -11,11 +11,14 @@ use flagstone_bench::os::read_text;
 use flagstone_cloud::catalog::{Catalog, Inconsistency};
 use flagstone_cloud::judge::{
     Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, MeasuredSpread, count_text,
-    judge_together, latency_text,
+    judge_together,
 };
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, Rates};
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{
+    display::{latency, size},
+    grouped,
+};
 use serde::Serialize;
 
 use super::args::{ExplainArgs, printable};
@@ -209,7 +212,7 @@ fn title(phase: &FioPhase) -> String {
     let mut words = Vec::new();
     words.extend(phase.pattern.clone());
     let block = |rate: &PhaseRate| (rate.ios > 0).then(|| rate.bytes_per_s / rate.iops);
-    let size = |bytes: f64| block_size(bytes.round() as u64);
+    let size = |bytes: f64| size(bytes.round() as u64);
     words.extend(match (block(&phase.read), block(&phase.write)) {
         (Some(read), Some(write)) if (read - write).abs() >= 1.0 => {
             Some(format!("blocks of {} read and {} written", size(read), size(write)))
@@ -276,7 +279,7 @@ fn one(found: &Judgment, paint: Paint, out: &mut String) {
 fn rates(found: &Judgment, out: &mut String) {
     let unit = found.throughput_unit;
     let row = |label: &str, rates: &Rates, rest: String| rates_row(label, rates, unit, rest);
-    let latency = found.measured.latency_us.map(|us| format!("{} on average", latency_text(us)));
+    let latency = found.measured.latency_us.map(|us| format!("{} on average", latency(us)));
     let in_flight =
         found.measured.in_flight.map(|number| format!("{} in flight", count_text(number)));
     let rest: Vec<String> = latency.into_iter().chain(in_flight).collect();

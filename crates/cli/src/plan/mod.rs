@@ -5,12 +5,12 @@ pub(crate) mod args;
 mod cheapest;
 mod compare;
 mod curve;
+pub(crate) mod disk_types;
 mod explain;
 mod paint;
 mod pool;
 mod predict;
 mod savings;
-pub(crate) mod several;
 mod table;
 
 use std::fmt::Write as _;

@@ -7,7 +7,7 @@ use flagstone_cloud::catalog::ThroughputUnit;
 use flagstone_cloud::pool::{EqualDisk, PoolPrediction, PoolQuestion, PoolRate};
 use flagstone_cloud::prediction::{Cost, Dimension};
 use flagstone_plot::{Figure, Panel, Theme};
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{display::size, grouped};
 
 use super::args::{PlanPoolArgs, block_bytes, bytes, count, count_from, optional, printable};
 use super::curve::{limit_text, picture_file};
@@ -99,7 +99,7 @@ fn text(catalog: &Catalog, found: &PoolPrediction, written: &[String], paint: Pa
         Some(set) => format!("over {} GB", grouped(set as f64 / 1e9, 0)),
         None => "over everything in use".to_owned(),
     };
-    let block = block_size(question.block_bytes);
+    let block = size(question.block_bytes);
     let cache = question.cache_bytes >> 20;
     let _ = writeln!(
         out,
@@ -165,7 +165,7 @@ fn figure(catalog: &Catalog, found: &PoolPrediction) -> Figure {
         line("pool", &|at| found.rows[at].reads.rates.iops),
         line("raw disk", &|_| found.raw.reads.iops),
     ];
-    let block = block_size(found.question.block_bytes);
+    let block = size(found.question.block_bytes);
     let bound = match found.raw.binding.dimension {
         Dimension::Iops => "IOPS",
         Dimension::Throughput => "throughput",

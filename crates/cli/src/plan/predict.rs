@@ -6,9 +6,12 @@ use std::fmt::Write as _;
 use flagstone_cloud::catalog::{Catalog, Inconsistency, ThroughputUnit};
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{
-    Confidence, DiskConfiguration, JointPrediction, PredictedLimit, Prediction, Rates,
+    Confidence, DiskConfiguration, JointPrediction, PredictedLimit, Prediction, Rates, size_text,
 };
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{
+    display::{latency, size},
+    grouped,
+};
 
 use super::args::PredictArgs;
 use super::paint::Paint;
@@ -90,14 +93,14 @@ fn text(catalog: &Catalog, found: &Prediction, pattern: &str, paint: Paint) -> S
 fn asked(catalog: &Catalog, found: &Prediction, pattern: &str) -> String {
     let depth = in_flight_text(Some(&found.workload));
     let disks = disks_text(catalog, &found.configuration);
-    format!("{disks}: {pattern}, {} blocks, {depth}", block_size(found.workload.block_bytes))
+    format!("{disks}: {pattern}, {} blocks, {depth}", size(found.workload.block_bytes))
 }
 
 pub(super) fn disks_text(catalog: &Catalog, configuration: &DiskConfiguration) -> String {
     let units = &catalog.units;
     let each = catalog.types.get(&configuration.kind).and_then(|disk| disk.size_gb_each);
     let size = each.unwrap_or(units.size_of(configuration.size_bytes));
-    let size = format!("{} {}", (size * 100.0).round() / 100.0, units.size.name());
+    let size = size_text(size, units.size.name());
     let disks = match configuration.disks {
         1 => String::new(),
         n => format!("{n} x "),
@@ -121,7 +124,7 @@ fn rates(found: &Prediction, paint: Paint, out: &mut String) {
     let rest = format!("allowed by the cloud{}", depth.unwrap_or_default());
     lines.push(row("allowed", &found.allowed, rest));
     let latency = match found.latency_us {
-        Some(us) => format!("{:.2} ms on average (Little's law)", us / 1000.0),
+        Some(us) => format!("{} on average (Little's law)", latency(us)),
         None if found.workload.depth.is_none() => "depends on --depth".to_owned(),
         None => "not known".to_owned(),
     };
@@ -211,12 +214,16 @@ pub(super) fn contradictions(touched: &[Inconsistency], paint: Paint, out: &mut 
 }
 
 /// A list under a heading, if it is not empty.
+/// Width of a line of a list, without its indentation.
+const LIST_WIDTH: usize = 94;
+
+/// Lines below a heading, wrapped at spaces: an address stays whole, so that it can be followed.
 pub(super) fn list(heading: &str, lines: &[String], paint: Paint, out: &mut String) {
     if lines.is_empty() {
         return;
     }
     let _ = writeln!(out, "\n{}", paint.bold(heading));
     for line in lines {
-        let _ = writeln!(out, "  {line}");
+        let _ = writeln!(out, "  {}", columns::filled(line, LIST_WIDTH).replace('\n', "\n      "));
     }
 }

@@ -10,7 +10,7 @@ use flagstone_savings::{
     Bounds, FileSource, Method, SampleSize, Selection, Source, SurveyReport, survey,
 };
 use flagstone_stack::{OpenOptions, open_device};
-use flagstone_units::display::{block_size, count, size};
+use flagstone_units::display::{count, size};
 use flagstone_units::{grouped, parse_size};
 use serde::Serialize;
 
@@ -169,7 +169,7 @@ fn scaled(share: Bounds, by: f64) -> Bounds {
 }
 
 fn rows(report: &SurveyReport, price: Option<&CapacityPrice>) -> Vec<Row> {
-    let of = |share: flagstone_savings::Share| Bounds {
+    let of = |share: flagstone_savings::SavedShare| Bounds {
         estimate: Some(share.estimate),
         low: share.low,
         high: share.high,
@@ -270,13 +270,13 @@ fn cells(row: &Row, priced: bool) -> Vec<String> {
 fn notes(method: &Method, price: Option<&CapacityPrice>) -> Vec<String> {
     let mut notes = vec![format!(
         "lz4 and zstd (level 3) in units of {}, kept at 7/8 or less, stored in blocks of {}",
-        block_size(method.compression_unit_bytes),
-        block_size(method.dedup_block_bytes)
+        size(method.compression_unit_bytes),
+        size(method.dedup_block_bytes)
     )];
     if !method.everything {
         notes.push(format!(
             "runs of {}, one at random from each equal part; intervals from the spread of the runs",
-            block_size(method.run_bytes)
+            size(method.run_bytes)
         ));
         notes.push("a sample only bounds duplicates: --sample all counts them".to_owned());
     }

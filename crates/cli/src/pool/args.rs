@@ -82,9 +82,12 @@ pub(crate) struct SendArgs {
     /// Send what differs from this snapshot, which the receiver has
     #[arg(long, value_name = "VOLUME@SNAPSHOT")]
     pub(crate) since: Option<String>,
-    /// Continue a stream that was cut, at this byte of the volume
+    /// Continue a file that was cut, at this byte of the volume
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
+    /// Leave out the first bytes of the volume, which the receiver has
+    #[arg(long, value_name = "BYTES", conflicts_with = "offset")]
+    pub(crate) resume: Option<u64>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX};
+use flagstone_pool::stream::frame::{FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX, StreamFrame};
 use flagstone_server::api::pool_document::ReceiveDocument;
 use flagstone_server::http::encode;
 use indicatif::ProgressBar;
@@ -21,17 +21,21 @@ const TEMPLATE: &str = "{bytes} of {total_bytes} {wide_bar} {bytes_per_sec} {eta
 /// Follows the frames of a stream.
 struct Watch {
     at: u64,
+    /// Offset up to which the receiver has the snapshot. A stream that continues may leave it out.
+    had: u64,
     ended: bool,
     bar: ProgressBar,
 }
 
 impl Watch {
     fn new(at: u64) -> Watch {
-        Watch { at, ended: false, bar: progress_bar(Some(0), TEMPLATE) }
+        Watch { at, had: 0, ended: false, bar: progress_bar(Some(0), TEMPLATE) }
     }
 
-    fn see(&mut self, frame: &Frame<'_>) -> Result<(), Failure> {
-        if frame.offset != self.at || self.ended {
+    /// True if the receiver needs the frame.
+    fn see(&mut self, frame: &StreamFrame<'_>) -> Result<bool, Failure> {
+        let is_next = frame.offset == self.at || (self.at..=self.had).contains(&frame.offset);
+        if !is_next || self.ended {
             return Err(Failure::failed("the stream has a gap"));
         }
         match &frame.body {
@@ -39,25 +43,37 @@ impl Watch {
             FrameBody::End => self.ended = true,
             _ => {}
         }
-        self.at += frame.covered_bytes();
+        self.at = frame.offset + frame.covered_bytes();
         self.bar.set_position(self.at);
-        Ok(())
+        Ok(self.at > self.had || frame.covered_bytes() == 0)
     }
 }
 
-/// Passes the whole frames at the beginning of `bytes` to `watch`; returns their length.
-fn see_all(bytes: &[u8], watch: &mut Watch) -> Result<usize, Failure> {
+/// The first frame of `bytes` and its length, if it is whole.
+fn first_frame(bytes: &[u8]) -> Result<Option<(StreamFrame<'_>, usize)>, Failure> {
+    StreamFrame::decode(bytes).map_err(|error| Failure::failed(format!("the stream: {error}")))
+}
+
+/// Passes at most `most` whole frames at the beginning of `bytes` to `watch`, and those that the
+/// receiver needs to `needed`; returns their length.
+fn see_all(
+    bytes: &[u8],
+    watch: &mut Watch,
+    most: usize,
+    mut needed: impl FnMut(&[u8]),
+) -> Result<usize, Failure> {
     let mut at = 0;
-    loop {
-        let decoded = Frame::decode(&bytes[at..]);
-        let decoded = decoded.map_err(|error| Failure::failed(format!("the stream: {error}")))?;
-        let Some((frame, len)) = decoded else { return Ok(at) };
-        watch.see(&frame)?;
+    for _ in 0..most {
+        let Some((frame, len)) = first_frame(&bytes[at..])? else { break };
+        if watch.see(&frame)? {
+            needed(&bytes[at..at + len]);
+        }
         at += len;
         if watch.ended {
-            return Ok(at);
+            break;
         }
     }
+    Ok(at)
 }
 
 pub(super) fn send(args: &SendArgs) -> Result<Exit, Failure> {
@@ -68,17 +84,26 @@ pub(super) fn send(args: &SendArgs) -> Result<Exit, Failure> {
     let mut server = args.api.connect()?;
     let since = args.since.as_ref().map(|since| format!("&since={}", encode(since)));
     let since = since.unwrap_or_default();
-    let mut watch = Watch::new(args.offset);
+    let name = encode(&args.name);
+    let path = |at: u64| format!("/v1/snapshots/{name}/stream?offset_bytes={at}{since}");
+    let unwritable = |error| Failure::failed(format!("the stream cannot be written: {error}"));
+    let mut watch = Watch::new(args.resume.unwrap_or(args.offset));
+    if args.resume.is_some_and(|at| at > 0) {
+        // The receiver recognizes its stream by the first frame.
+        let part = server.get_bytes(&path(0))?;
+        let Some((StreamFrame { body: FrameBody::Begin(start), .. }, len)) = first_frame(&part)?
+        else {
+            return Err(Failure::failed("the server's answer does not begin with a first frame"));
+        };
+        watch.bar.set_length(start.size_bytes);
+        out.write_all(&part[..len]).map_err(unwritable)?;
+    }
     while !watch.ended {
-        let name = encode(&args.name);
-        let path = format!("/v1/snapshots/{name}/stream?offset_bytes={}{since}", watch.at);
-        let part = server.get_bytes(&path)?;
-        if part.is_empty() || see_all(&part, &mut watch)? < part.len() {
+        let part = server.get_bytes(&path(watch.at))?;
+        if part.is_empty() || see_all(&part, &mut watch, usize::MAX, |_| ())? < part.len() {
             return Err(Failure::failed("the server's answer ends within a frame"));
         }
-        let written = out.write_all(&part);
-        written
-            .map_err(|error| Failure::failed(format!("the stream cannot be written: {error}")))?;
+        out.write_all(&part).map_err(unwritable)?;
     }
     out.flush().map_err(Failure::failed)?;
     watch.bar.finish_and_clear();
@@ -96,28 +121,45 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
     let pool = pool.unwrap_or_default();
     let path = format!("/v1/volumes/{name}/receive?force={}{pool}", args.force.force);
     let mut watch = Watch::new(0);
+    // The first frame, and the part of the body that the server needs.
+    let (mut begin, mut body) = (Vec::new(), Vec::new());
     let mut bytes: Vec<u8> = Vec::with_capacity(BODY_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX);
     loop {
         let before = bytes.len();
         let more = input.by_ref().take(BODY_BYTES as u64).read_to_end(&mut bytes);
-        more.map_err(|error| Failure::failed(format!("the stream cannot be read: {error}")))?;
-        let whole = see_all(&bytes, &mut watch)?;
-        if whole == 0 && bytes.len() == before {
+        let has_more = more.as_ref().is_ok_and(|_| bytes.len() > before);
+        // The answer to the first frame says what the volume has.
+        let most = if begin.is_empty() { 1 } else { usize::MAX };
+        let whole = see_all(&bytes, &mut watch, most, |frame| body.extend_from_slice(frame))?;
+        if whole == 0 && !has_more {
+            let why = more.err().map_or("the stream is cut".to_owned(), |error| {
+                format!("the stream cannot be read: {error}")
+            });
+            if begin.is_empty() {
+                return Err(Failure::failed(format!("{why}: nothing was received")));
+            }
+            // The first frame lets the server record what the volume has.
+            let text = server.post_bytes(&path, &begin)?;
+            let ReceiveDocument { position_bytes: has, .. } = read(text.as_bytes())?;
             return Err(Failure::failed(format!(
-                "the stream is cut at {} bytes of the volume: nothing is served; receive it again \
-                 from its beginning",
-                watch.at
+                "{why}: the volume has {has} bytes of its snapshot, and is not served; run the same \
+                 commands again, or leave out what it has: flagstone volume send --resume {has}"
             )));
         }
-        if whole > 0 {
-            let text = server.post_bytes(&path, &bytes[..whole])?;
+        if begin.is_empty() {
+            begin.clone_from(&body);
+        }
+        if !body.is_empty() {
+            let text = server.post_bytes(&path, &body)?;
             let answer: ReceiveDocument = read(text.as_bytes())?;
             if answer.complete {
                 watch.bar.finish_and_clear();
                 let text = if args.json { text } else { format!("{}\n", answer.outcome) };
                 return Ok(print(&text, Exit::Success));
             }
+            watch.had = watch.had.max(answer.position_bytes);
         }
+        body.clear();
         bytes.drain(..whole);
     }
 }

@@ -2,7 +2,7 @@
 
 use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
 use flagstone_units::display::size;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 use crate::exit::{Exit, Failure};
 use crate::status::server::read;
@@ -49,7 +49,7 @@ fn row(volume: &VolumeDocument) -> Vec<String> {
         volume.devices.join(", "),
         match &volume.pending {
             Some(_) => "-".to_owned(),
-            None => size_text(volume.size_bytes),
+            None => exact_size(volume.size_bytes),
         },
         place.map_or("-".to_owned(), |place| size(place.used_bytes)),
         volume.connections.len().to_string(),
@@ -133,12 +133,12 @@ mod tests {
         assert_eq!(
             table(&volumes),
             "\
-volume  kind            on                  size      used  hosts  state            clone of
-db      plain           disk.img          200GiB         -      0  read-only
-orders  thick           pool:fast         200GiB  47.0 MiB      0  served
-test    thin            pool:fast         200GiB  47.0 MiB      0  served           orders@monday
-far     plain           nbd://10.0.0.2/x       -         -      0  not open
-shop    thin, mirrored  pool:fast         200GiB  47.0 MiB      0  not served here
+volume  kind            on                   size    used  hosts  state            clone of
+db      plain           disk.img          200 GiB       -      0  read-only
+orders  thick           pool:fast         200 GiB  47 MiB      0  served
+test    thin            pool:fast         200 GiB  47 MiB      0  served           orders@monday
+far     plain           nbd://10.0.0.2/x        -       -      0  not open
+shop    thin, mirrored  pool:fast         200 GiB  47 MiB      0  not served here
 "
         );
         assert!(table(&[]).starts_with("no volumes; next: flagstone volume create"));

@@ -8,7 +8,7 @@ use flagstone_server::api::document::{
     VolumeDocument,
 };
 use flagstone_units::display::{count, counted, duration, size, three_digits};
-use flagstone_units::{grouped, size_text};
+use flagstone_units::{exact_size, grouped};
 
 use super::rates::{CallRates, VolumeRates, by_kind};
 use flagstone_units::columns::{Left, Right, lines};
@@ -63,7 +63,7 @@ pub(super) fn all(
                 volume.name.clone(),
                 match &volume.pending {
                     Some(_) => "-".to_owned(),
-                    None => size_text(volume.size_bytes),
+                    None => exact_size(volume.size_bytes),
                 },
                 volume.connections.len().to_string(),
             ];
@@ -126,7 +126,7 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     let shape = match wait {
         Some(wait) => waiting(wait),
         None => {
-            let size = size_text(volume.size_bytes);
+            let size = exact_size(volume.size_bytes);
             format!("{size}, blocks of {} B, {access}", volume.block_bytes)
         }
     };

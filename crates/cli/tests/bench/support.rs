@@ -1,9 +1,11 @@
 //! Common parts of the `flagstone bench` tests: a directory with a fake fio.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+
+#[path = "../../../bench/tests/support/executable.rs"]
+mod executable;
 
 /// A fake fio that measures nothing. Each measurement reports 1 IOPS more than the one before,
 /// starting from the file `iops`. `fail-at` holds the number of the measurement that fails,
@@ -38,8 +40,7 @@ impl Bench {
     pub(crate) fn new() -> Bench {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
         let bench = Bench { directory };
-        bench.say("fio", FAKE_FIO);
-        fs::set_permissions(bench.path("fio"), fs::Permissions::from_mode(0o755)).expect("a mode");
+        executable::write_script(&bench.path("fio"), FAKE_FIO);
         bench.say("version", "fio-3.33");
         bench.say("count", "0");
         bench.say("iops", "1000");

@@ -150,7 +150,7 @@ fn several_disks_are_predicted_or_refused() {
         ("--disk pd-ssd", 2, "such as pd-ssd:500GB"),
         ("--disk local-ssd-nvme --disk local-ssd-nvme --disk local-ssd-nvme", 2, "write 1, 2, 4"),
         ("--type hyperdisk-balanced --size 10GiB --iops 100000", 1, "not known: whether"),
-        ("--type pd-balanced --size 8PB", 2, "65536 GiB"),
+        ("--type pd-balanced --size 8PB", 2, "65,536 GiB"),
     ] {
         let output = run(&format!("{on} {disks}"));
         let said = text(if code_wanted == 0 { &output.stdout } else { &output.stderr });
@@ -366,7 +366,7 @@ fn plan_mistakes_are_one_line_usage_errors() {
         ("--type pd-ssd --size -5GB", "expected a size"),
         ("--type pd-ssd --size 500X", "unknown unit"),
         ("--type pd-ssd --size 5", "the unit is missing"),
-        ("--type pd-ssd --size 100TB", "10 GiB to 65536 GiB"),
+        ("--type pd-ssd --size 100TB", "10 GiB to 65,536 GiB"),
         ("--type pd-ssd --size 1TB --machine n1-standard-7", "n1 has 1, 2, 4"),
         ("--type pd-ssd --size 1TB --machine z9-standard-8", "write a family"),
         ("--type pd-ssd --size 1TB --machine c4-standard-8", "c4 takes hyperdisk-balanced"),

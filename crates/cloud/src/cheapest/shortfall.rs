@@ -1,4 +1,4 @@
-//! Shortfall: why no configuration carries a need, and the nearest configuration.
+//! Shortfall: why no configuration meets a need, and the nearest configuration.
 
 use serde::Serialize;
 

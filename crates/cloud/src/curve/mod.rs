@@ -123,8 +123,7 @@ impl LimitCurve {
                 let price: Vec<String> = price.cloned().collect();
                 prediction.sources.retain(|source| !price.contains(&source.key));
             }
-            // The last gap is the missing price.
-            None => drop(prediction.not_known.pop()),
+            None => prediction.ignore_price(),
         }
         self.confidence = self.confidence.max(prediction.confidence);
         merge_sources(&mut self.sources, prediction.sources);

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::display::{latency, size};
+use flagstone_units::grouped;
 
 use crate::judge::causes::RuleLatency;
 use crate::judge::{Bottleneck, Cause, JudgmentVerdict, LatencyShape};
@@ -33,14 +34,6 @@ impl fmt::Display for Bottleneck {
     }
 }
 
-pub fn latency_text(us: f64) -> String {
-    match us {
-        us if us < 100.0 => format!("{us:.1} µs"),
-        us if us < 1e6 => format!("{:.2} ms", us / 1e3),
-        us => format!("{:.1} s", us / 1e6),
-    }
-}
-
 /// A number of I/Os in flight or seconds, with decimals for small numbers.
 pub fn count_text(count: f64) -> String {
     match count {
@@ -58,14 +51,14 @@ fn times(times: f64) -> String {
 impl RuleLatency {
     fn write(&self, comparison: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = [self.latency_us, self.best_us, self.guaranteed_us];
-        let [latency, best, guaranteed] = us.map(latency_text);
-        write!(f, "latency of {latency} {comparison} the model: {best} to {guaranteed}")
+        let [mean, best, guaranteed] = us.map(latency);
+        write!(f, "latency of {mean} {comparison} the model: {best} to {guaranteed}")
     }
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = latency_text;
+        let ms = latency;
         use Cause::*;
         match self {
             AtLimit { kind, utilization, explanation } => {
@@ -115,7 +108,7 @@ impl fmt::Display for Cause {
             SameThroughput { block_bytes } => write!(
                 f,
                 "the same MB/s with blocks of {}: a cap of throughput",
-                block_size(*block_bytes)
+                size(*block_bytes)
             ),
             FittingType { kind, iops } => write!(
                 f,
@@ -158,8 +151,8 @@ impl fmt::Display for Cause {
             Memory { latency_us, best_us } => write!(
                 f,
                 "latency of {} is that of memory: a disk of this type takes {} or more",
-                latency_text(*latency_us),
-                latency_text(*best_us)
+                latency(*latency_us),
+                latency(*best_us)
             ),
             Burst { seconds } => write!(
                 f,
@@ -187,7 +180,7 @@ impl fmt::Display for Cause {
             SlowPath { extra_us } => write!(
                 f,
                 "the path adds {} to each I/O: a mirror, a log, a file system or encryption",
-                latency_text(*extra_us)
+                latency(*extra_us)
             ),
             OtherLoad => f.write_str("other load on the disk or the machine"),
         }

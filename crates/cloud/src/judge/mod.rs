@@ -17,7 +17,7 @@ mod together;
 mod utilization;
 
 pub use causes::{Cause, RuleLatency};
-pub use display::{count_text, latency_text};
+pub use display::count_text;
 pub use measured::{MeasuredRates, MeasuredRun};
 pub use spread::{LatencyShape, MeasuredSpread};
 pub use together::judge_together;

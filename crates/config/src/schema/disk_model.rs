@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::form::keys;
-use super::{Kind, Section};
+use super::{Section, ValueKind};
 
-const LATENCY: Kind = Kind::Time(Duration::from_micros(1)..=Duration::from_secs(60));
+const LATENCY: ValueKind = ValueKind::Time(Duration::from_micros(1)..=Duration::from_secs(60));
 
 /// `disk_model = { … }`
 pub static DISK_MODEL: Section = Section {
@@ -20,7 +20,7 @@ pub static DISK_MODEL: Section = Section {
             "Median for writes, flushes, discards and writes of zeroes; replaces `latency`.";
         "write_p99", LATENCY, "" =>
             "99th percentile. Default: the median.";
-        "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
+        "seed", ValueKind::Count(0..=i64::MAX as u64), "0" =>
             "Seed of the latencies.";
     },
     profile: true,

@@ -17,7 +17,7 @@ pub struct Section {
 #[derive(Debug)]
 pub struct Key {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// The value of an absent key, without quotes. Empty when there is none: then the
     /// description says what happens.
     pub default: &'static str,
@@ -27,7 +27,7 @@ pub struct Key {
 
 /// Kind of a value, with its range.
 #[derive(Debug)]
-pub enum Kind {
+pub enum ValueKind {
     Boolean,
     Count(RangeInclusive<u64>),
     /// A size in bytes: text with a unit, or a whole number.
@@ -85,6 +85,9 @@ macro_rules! keys {
 }
 pub(super) use keys;
 
-pub(super) const fn time(min_ms: u64, max_ms: u64) -> Kind {
-    Kind::Time(RangeInclusive::new(Duration::from_millis(min_ms), Duration::from_millis(max_ms)))
+pub(super) const fn time(min_ms: u64, max_ms: u64) -> ValueKind {
+    ValueKind::Time(RangeInclusive::new(
+        Duration::from_millis(min_ms),
+        Duration::from_millis(max_ms),
+    ))
 }

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
+use flagstone_limit::Mix;
+
 use super::form::{DAY_MS, MIB, keys};
-use super::{Kind, Section, SizeRule};
+use super::{Section, SizeRule, ValueKind};
 use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
 
-pub(super) const IOPS: Kind = Kind::Count(1..=MAX_LIMIT_IOPS);
-pub(super) const THROUGHPUT: Kind = Kind::Rate(LIMIT_BYTES_PER_SECOND);
-const BURST_IOPS: Kind = Kind::Count(2..=MAX_LIMIT_IOPS);
-const BURST_THROUGHPUT: Kind =
-    Kind::Rate(2 * *LIMIT_BYTES_PER_SECOND.start()..=*LIMIT_BYTES_PER_SECOND.end());
-const MIX: Kind = Kind::Choice(&["separate", "shared"]);
-const IO_SIZE: Kind = Kind::Size(512..=32 * MIB, SizeRule::MultipleOf(512));
+pub(super) const IOPS: ValueKind = ValueKind::Count(1..=MAX_LIMIT_IOPS);
+pub(super) const THROUGHPUT: ValueKind = ValueKind::Rate(LIMIT_BYTES_PER_SECOND);
+const BURST_IOPS: ValueKind = ValueKind::Count(2..=MAX_LIMIT_IOPS);
+const BURST_THROUGHPUT: ValueKind =
+    ValueKind::Rate(2 * *LIMIT_BYTES_PER_SECOND.start()..=*LIMIT_BYTES_PER_SECOND.end());
+const MIX: ValueKind = ValueKind::Choice(&[Mix::Separate.name(), Mix::Shared.name()]);
+const IO_SIZE: ValueKind = ValueKind::Size(512..=32 * MIB, SizeRule::MultipleOf(512));
 
 /// `limit = { … }` of a volume, and `[limit.NAME]`
 pub static LIMIT: Section = Section {
@@ -31,7 +33,7 @@ pub static LIMIT: Section = Section {
             "The same for `read_throughput` and `write_throughput`.";
         "io_size", IO_SIZE, "" =>
             "Each started unit of this size counts as an I/O. Default: any size is one I/O.";
-        "burst", Kind::Table(&BURST), "" =>
+        "burst", ValueKind::Table(&BURST), "" =>
             "Higher rates for a limited time.";
     },
     profile: true,
@@ -48,7 +50,7 @@ pub static BURST: Section = Section {
         "throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
         "read_throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
         "write_throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
-        "duration", Kind::Time(Duration::from_secs(1)..=Duration::from_millis(DAY_MS)), "30s" =>
+        "duration", ValueKind::Time(Duration::from_secs(1)..=Duration::from_millis(DAY_MS)), "30s" =>
             "Time that a full bucket lasts at this rate. It starts full; unused rate refills it.";
     },
     profile: false,

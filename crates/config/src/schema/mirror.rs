@@ -8,41 +8,45 @@ use flagstone_mirror::options::{
 
 use super::form::{GIB, KIB, MIB, MINUTE_MS, keys, time};
 use super::limit::THROUGHPUT;
-use super::{DISK_MODEL, Kind, Section, SizeRule};
+use super::{DISK_MODEL, Section, SizeRule, ValueKind};
 use crate::limits::LIMIT_BYTES_PER_SECOND;
+use crate::model::PeerTls;
 
-const LOG_MODE: Kind =
-    Kind::Choice(&[IntentLogMode::ActiveRegions.name(), IntentLogMode::EveryWrite.name()]);
-const PEER_LOSS: Kind = Kind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
-const SPLIT_BRAIN: Kind =
-    Kind::Choice(&[AfterSplitBrain::Manual.name(), AfterSplitBrain::KeepServing.name()]);
-const FAILOVER: Kind = Kind::Choice(&[FailoverMode::Manual.name(), FailoverMode::Automatic.name()]);
-const CONGESTION: Kind =
-    Kind::Choice(&[OnCongestion::Throttle.name(), OnCongestion::Detach.name()]);
-const MODE: Kind = Kind::Choice(&[Mode::Sync.name(), Mode::Async.name()]);
-const ACK: Kind = Kind::Choice(&[Ack::Disk.name(), Ack::Memory.name()]);
-const LINK_RATE: Kind = Kind::Rate(MIB..=*LIMIT_BYTES_PER_SECOND.end());
+const LOG_MODE: ValueKind =
+    ValueKind::Choice(&[IntentLogMode::ActiveRegions.name(), IntentLogMode::EveryWrite.name()]);
+const PEER_TLS: ValueKind = ValueKind::Choice(&[PeerTls::Required.name(), PeerTls::Allowed.name()]);
+const PEER_LOSS: ValueKind =
+    ValueKind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
+const SPLIT_BRAIN: ValueKind =
+    ValueKind::Choice(&[AfterSplitBrain::Manual.name(), AfterSplitBrain::KeepServing.name()]);
+const FAILOVER: ValueKind =
+    ValueKind::Choice(&[FailoverMode::Manual.name(), FailoverMode::Automatic.name()]);
+const CONGESTION: ValueKind =
+    ValueKind::Choice(&[OnCongestion::Throttle.name(), OnCongestion::Detach.name()]);
+const MODE: ValueKind = ValueKind::Choice(&[Mode::Sync.name(), Mode::Async.name()]);
+const ACK: ValueKind = ValueKind::Choice(&[Ack::Disk.name(), Ack::Memory.name()]);
+const LINK_RATE: ValueKind = ValueKind::Rate(MIB..=*LIMIT_BYTES_PER_SECOND.end());
 
 pub static MIRROR: Section = Section {
     path: "volume.NAME.mirror",
     keys: keys! {
-        "peer", Kind::Text("peer name"), "" =>
+        "peer", ValueKind::Text("peer name"), "" =>
             "The other node: a [`[peer.NAME]`](#peername). This or `peers` is required.";
-        "peers", Kind::List("peer name"), "" =>
+        "peers", ValueKind::List("peer name"), "" =>
             "One or two other nodes. Each node's file lists all others.";
         "mode", MODE, Mode::Sync.name() =>
             "A write completes when both nodes have it (`sync`) or this node (`async`).";
-        "group", Kind::Text("name"), "" =>
+        "group", ValueKind::Text("name"), "" =>
             "[Consistency group](mirror-groups.md): its volumes keep one order of writes and change their role together.";
         "ack", ACK, Ack::Disk.name() =>
             "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or [received](guides/mirror.md#guarantees-and-cost) (`memory`).";
-        "intent_log", Kind::Text("device"), "" =>
+        "intent_log", ValueKind::Text("device"), "" =>
             "Device of the write-intent log; a file is created. Default: the end of the volume's device.";
-        "intent_log_disk_model", Kind::Table(&DISK_MODEL), "" =>
+        "intent_log_disk_model", ValueKind::Table(&DISK_MODEL), "" =>
             "`disk_model` of the `intent_log` device, for labs.";
         "intent_log_mode", LOG_MODE, IntentLogMode::ActiveRegions.name() =>
             "`every-write` is for `flagstone lab mirror`, and needs `intent_log_disk_model`.";
-        "added_rtt", Kind::Time(Duration::from_micros(1)..=Duration::from_secs(1)), "" =>
+        "added_rtt", ValueKind::Time(Duration::from_micros(1)..=Duration::from_secs(1)), "" =>
             "Added to the round trip of the link, for labs.";
         "on_peer_loss", PEER_LOSS, OnPeerLoss::Degrade.name() =>
             "Mode `sync`, when the peer cannot be reached: continue without it (`degrade`), or `block` writes until it returns or an operator pauses or breaks the mirror.";
@@ -52,7 +56,7 @@ pub static MIRROR: Section = Section {
             "Who decides that the target takes over: an operator, or in mode `sync` and with one peer, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes, and for all volumes of a `group`.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
-        "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
+        "queue", ValueKind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: writes not yet acknowledged by the peer. At most half of `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>
             "Mode `async`, when the queue is full: hosts wait (`throttle`), or the peer is detached, and resynchronized later.";
@@ -60,13 +64,13 @@ pub static MIRROR: Section = Section {
             "Highest rate of a resync. Default: none.";
         "resync_min", THROUGHPUT, "16MiB/s" =>
             "Lowest rate of an adaptive resync.";
-        "resync_adaptive", Kind::Boolean, "true" =>
+        "resync_adaptive", ValueKind::Boolean, "true" =>
             "A resync yields to hosts: at most about twice their usual latency.";
-        "resync_compare", Kind::Boolean, "false" =>
+        "resync_compare", ValueKind::Boolean, "false" =>
             "A resync compares checksums and copies only blocks that differ. For links slower than the disks.";
-        "granularity", Kind::Size(4 * KIB..=16 * MIB, SizeRule::PowerOfTwo), "64KiB" =>
+        "granularity", ValueKind::Size(4 * KIB..=16 * MIB, SizeRule::PowerOfTwo), "64KiB" =>
             "Bytes per bit of the bitmap, the same on all nodes. Fixed by `flagstone mirror create`. A finer bitmap copies less and takes more space (2 MiB per TiB at 64KiB) and memory. Minimum: 8KiB beyond 32 TiB, 128KiB beyond 64 TiB (also the default there), doubling with the volume.";
-        "activity_log_size", Kind::Size(GIB / 8..=256 * GIB, SizeRule::MultipleOf(MIB)), "4GiB" =>
+        "activity_log_size", ValueKind::Size(GIB / 8..=256 * GIB, SizeRule::MultipleOf(MIB)), "4GiB" =>
             "All active regions: the most that a resync copies after a crash. A larger one saves log writes. Fixed when the replica is made.";
     },
     profile: false,
@@ -76,27 +80,27 @@ pub static MIRROR: Section = Section {
 pub static PEER: Section = Section {
     path: "peer.NAME",
     keys: keys! {
-        "address", Kind::Text("host and port"), "" =>
+        "address", ValueKind::Text("host and port"), "" =>
             "Its NVMe/TCP address: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; default port 4420. Required.";
-        "key_file", Kind::Text("path"), "" =>
+        "key_file", ValueKind::Text("path"), "" =>
             "Key that both nodes prove to each other. Default: none: knowing the node's name is enough.";
-        "insecure", Kind::Boolean, "false" =>
+        "insecure", ValueKind::Boolean, "false" =>
             "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
-        "tls_key_file", Kind::Text("path"), "" =>
+        "tls_key_file", ValueKind::Text("path"), "" =>
             "TLS key of both nodes (`flagstone key generate --tls`), without which the replica cannot be reached. Both listeners need `?tls=allowed` or `?tls=required`. Default: no TLS.";
-        "tls", Kind::Choice(&["required", "allowed"]), "required" =>
+        "tls", PEER_TLS, "required" =>
             "`allowed`: also accept and make connections without TLS, with a warning, while [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
-        "host_addresses", Kind::List("address"), "" =>
+        "host_addresses", ValueKind::List("address"), "" =>
             "Where hosts reach it, for the discovery log (`nvme connect-all`). Empty: none. Default: `address`.";
-        "connections", Kind::Count(1..=16), "1" =>
+        "connections", ValueKind::Count(1..=16), "1" =>
             "Connections per volume and core.";
         "timeout", time(500, MINUTE_MS), "5s" =>
             "Silence after which the peer counts as lost. Writes of mode `sync` wait that long.";
-        "compression", Kind::Choice(&["none", "lz4", "zstd"]), "none" =>
+        "compression", ValueKind::Choice(&["none", "lz4", "zstd"]), "none" =>
             "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed.";
         "bandwidth_max", LINK_RATE, "" =>
             "Highest rate of data sent to it for all volumes, after compression. Host writes have priority; a resync gets at least a ninth. Hosts of mode `sync` wait. Default: none.";
-        "fence_command", Kind::Command, "" =>
+        "fence_command", ValueKind::Command, "" =>
             "`failover = \"automatic\"`: a program, by its absolute path, and its arguments: it [stops the peer's machine](guides/automatic-failover.md#fencing) before this node serves in its place. Default: none.";
         "fence_timeout", time(1000, 5 * MINUTE_MS), "30s" =>
             "How long `fence_command` may run. It is killed then, and has failed.";

@@ -18,7 +18,7 @@ mod words;
 
 pub use arbiter::ARBITER;
 pub use disk_model::DISK_MODEL;
-pub use form::{Key, Kind, Section, SizeRule};
+pub use form::{Key, Section, SizeRule, ValueKind};
 pub use limit::{BURST, LIMIT};
 pub use mirror::{MIRROR, PEER};
 pub use profile::PROFILE;

@@ -1,34 +1,34 @@
 //! Server keys: `[server]` and the tables of its protocols.
 
 use super::form::{DAY_MS, GIB, KIB, MIB, MINUTE_MS, keys, time};
-use super::{Kind, Section, SizeRule};
+use super::{Section, SizeRule, ValueKind};
 use crate::ApiRole;
 
 /// `[server]`
 pub static SERVER: Section = Section {
     path: "server",
     keys: keys! {
-        "listen", Kind::Entries("listen address", &LISTEN), "" =>
+        "listen", ValueKind::Entries("listen address", &LISTEN), "" =>
             "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`, or [tables](#serverlisten). Over TCP, `?tls=required` or `?tls=allowed` may follow. Port 0 picks a free port. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`.";
-        "cores", Kind::Count(1..=1024), "" =>
+        "cores", ValueKind::Count(1..=1024), "" =>
             "Executor threads. Default: one per available CPU.";
-        "buffer_memory", Kind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
+        "buffer_memory", ValueKind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
             "Hard limit of all pooled I/O buffers. At least twice the largest request: `mdts` for NVMe/TCP, 32MiB for NBD.";
-        "node", Kind::Text("node name"), "" =>
+        "node", ValueKind::Text("node name"), "" =>
             "Name of this node in the peers' [`[peer.NAME]`](#peername). Required for mirrors.";
-        "io_engine", Kind::Choice(&["auto", "io_uring", "threads"]), "auto" =>
+        "io_engine", ValueKind::Choice(&["auto", "io_uring", "threads"]), "auto" =>
             "`auto`: io_uring where the kernel and the container allow it, else threads.";
         "busy_poll", time(0, 1), "50us" =>
             "Longest busy poll before an executor sleeps. 0: none.";
-        "api", Kind::Text("socket path"), "" =>
+        "api", ValueKind::Text("socket path"), "" =>
             "Unix socket of the [control API](api.md), mode 0600, or `none`. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users who cannot write there.";
-        "api_tls", Kind::Table(&API_TLS), "" => "The API over TCP, for [users](#api_username).";
-        "metrics", Kind::Text("address"), "" =>
+        "api_tls", ValueKind::Table(&API_TLS), "" => "The API over TCP, for [users](#api_username).";
+        "metrics", ValueKind::Text("address"), "" =>
             "TCP address of [metrics](metrics.md) without authentication: `ADDRESS:PORT`, default port 9469. Default: none.";
-        "state", Kind::Text("directory"), "" =>
+        "state", ValueKind::Text("directory"), "" =>
             "Directory where the server records the devices of [pools](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; else no pools.";
-        "nvme", Kind::Table(&NVME), "" => "Options of the protocol.";
-        "nbd", Kind::Table(&NBD), "" => "Options of the protocol.";
+        "nvme", ValueKind::Table(&NVME), "" => "Options of the protocol.";
+        "nbd", ValueKind::Table(&NBD), "" => "Options of the protocol.";
     },
     profile: false,
 };
@@ -37,8 +37,8 @@ pub static SERVER: Section = Section {
 pub static LISTEN: Section = Section {
     path: "server.listen",
     keys: keys! {
-        "url", Kind::Text("listen address"), "" => "The address. Required.";
-        "insecure", Kind::Boolean, "false" =>
+        "url", ValueKind::Text("listen address"), "" => "The address. Required.";
+        "insecure", ValueKind::Boolean, "false" =>
             "Accept hosts and clients without keys: anyone who reaches the address can read and write its volumes. Log, status and a [metric](metrics.md) warn.";
     },
     profile: false,
@@ -48,13 +48,13 @@ pub static LISTEN: Section = Section {
 pub static API_TLS: Section = Section {
     path: "server.api_tls",
     keys: keys! {
-        "listen", Kind::Text("address"), "" =>
+        "listen", ValueKind::Text("address"), "" =>
             "Address of the [API over TCP](api.md#over-tcp): `ADDRESS:PORT`, default port 9468. Required.";
-        "certificate_file", Kind::Text("path"), "" =>
+        "certificate_file", ValueKind::Text("path"), "" =>
             "The server's certificate, followed by those of intermediate authorities. Required.";
-        "key_file", Kind::Text("path"), "" =>
+        "key_file", ValueKind::Text("path"), "" =>
             "Its private key (mode 0600). Required.";
-        "client_ca_file", Kind::Text("path"), "" =>
+        "client_ca_file", ValueKind::Text("path"), "" =>
             "Authorities whose client certificates are accepted. Default: none, tokens only.";
     },
     profile: false,
@@ -64,11 +64,11 @@ pub static API_TLS: Section = Section {
 pub static API_USER: Section = Section {
     path: "api_user.NAME",
     keys: keys! {
-        "role", Kind::Choice(&[ApiRole::ReadOnly.name(), ApiRole::Operator.name()]), ApiRole::ReadOnly.name() =>
+        "role", ValueKind::Choice(&[ApiRole::ReadOnly.name(), ApiRole::Operator.name()]), ApiRole::ReadOnly.name() =>
             "`read-only`: documents and metrics. `operator`: orders as well.";
-        "token_file", Kind::Text("path"), "" =>
+        "token_file", ValueKind::Text("path"), "" =>
             "File with the hash of the user's token (`flagstone key token`), or two during a change; mode 0600. This or `certificate_name` is required.";
-        "certificate_name", Kind::Text("DNS name"), "" =>
+        "certificate_name", ValueKind::Text("DNS name"), "" =>
             "DNS name in the user's client certificate, issued under `client_ca_file`.";
     },
     profile: false,
@@ -78,19 +78,19 @@ pub static API_USER: Section = Section {
 pub static NVME: Section = Section {
     path: "server.nvme",
     keys: keys! {
-        "nqn_prefix", Kind::Text("NQN"), "nqn.2026-01.io.flagstone" =>
+        "nqn_prefix", ValueKind::Text("NQN"), "nqn.2026-01.io.flagstone" =>
             "Default NQNs of volumes and subsystems are `PREFIX:NAME`.";
-        "in_capsule", Kind::Size(0..=256 * KIB, SizeRule::MultipleOf(4 * KIB)), "64KiB" =>
+        "in_capsule", ValueKind::Size(0..=256 * KIB, SizeRule::MultipleOf(4 * KIB)), "64KiB" =>
             "Largest in-capsule data: such writes save a round trip. At most `mdts`.";
-        "max_queues", Kind::Count(1..=128), "128" => "I/O queues of one controller.";
-        "queue_depth", Kind::Count(32..=1024), "1024" =>
+        "max_queues", ValueKind::Count(1..=128), "128" => "I/O queues of one controller.";
+        "queue_depth", ValueKind::Count(32..=1024), "1024" =>
             "Entries of one I/O queue; one command fewer in progress.";
-        "mdts", Kind::Size(8 * KIB..=32 * MIB, SizeRule::PowerOfTwo), "1MiB" =>
+        "mdts", ValueKind::Size(8 * KIB..=32 * MIB, SizeRule::PowerOfTwo), "1MiB" =>
             "Largest transfer of one command.";
-        "max_connections", Kind::Count(1..=65536), "1024" =>
+        "max_connections", ValueKind::Count(1..=65536), "1024" =>
             "Connections (queues) of all hosts.";
-        "header_digest", Kind::Boolean, "true" => "Grant digests on request.";
-        "data_digest", Kind::Boolean, "true" => "Grant digests on request.";
+        "header_digest", ValueKind::Boolean, "true" => "Grant digests on request.";
+        "data_digest", ValueKind::Boolean, "true" => "Grant digests on request.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit until the Connect command completes.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
@@ -103,13 +103,13 @@ pub static NVME: Section = Section {
 pub static NBD: Section = Section {
     path: "server.nbd",
     keys: keys! {
-        "max_connections", Kind::Count(1..=65536), "256" =>
+        "max_connections", ValueKind::Count(1..=65536), "256" =>
             "Connections of all clients.";
-        "tls_certificates", Kind::Text("directory"), "" =>
+        "tls_certificates", ValueKind::Text("directory"), "" =>
             "Directory with `server-cert.pem`, `server-key.pem` (mode 0600) and, for `tls_verify_clients`, `ca-cert.pem`.";
-        "tls_verify_clients", Kind::Boolean, "false" =>
+        "tls_verify_clients", ValueKind::Boolean, "false" =>
             "Clients show a certificate that `ca-cert.pem` has signed.";
-        "tls_psk_file", Kind::Text("path"), "" =>
+        "tls_psk_file", ValueKind::Text("path"), "" =>
             "Pre-shared keys (mode 0600), as `psktool` makes them: `NAME:HEX` on each line; two lines of a name while one key replaces the other.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit of each step of a negotiation, with 3 minutes for all; of all steps while more than half of the connections negotiate.";

@@ -1,44 +1,44 @@
 //! Volumes, their simple layers, and subsystems.
 
 use super::form::{GIB, MINUTE_MS, keys, time};
-use super::{DISK_MODEL, Kind, LIMIT, MIRROR, Section, SizeRule};
+use super::{DISK_MODEL, LIMIT, MIRROR, Section, SizeRule, ValueKind};
 
-const EVERY: Kind = Kind::Count(1..=1_000_000_000);
-const PER_MILLION: Kind = Kind::Count(0..=1_000_000);
+const EVERY: ValueKind = ValueKind::Count(1..=1_000_000_000);
+const PER_MILLION: ValueKind = ValueKind::Count(0..=1_000_000);
 
 /// `[volume.NAME]`
 pub static VOLUME: Section = Section {
     path: "volume.NAME",
     keys: keys! {
-        "shared_limit", Kind::Text("limit name"), "" =>
+        "shared_limit", ValueKind::Text("limit name"), "" =>
             "[Rate limit](#limitname) shared with other volumes.";
-        "limit", Kind::Table(&LIMIT), "" =>
+        "limit", ValueKind::Table(&LIMIT), "" =>
             "[Rate limit layer](#limitname).";
-        "mirror", Kind::Table(&MIRROR), "" =>
+        "mirror", ValueKind::Table(&MIRROR), "" =>
             "[Mirror layer](#mirror).";
-        "disk_model", Kind::Table(&DISK_MODEL), "" =>
+        "disk_model", ValueKind::Table(&DISK_MODEL), "" =>
             "[Disk model layer](#disk_model), for labs.";
-        "delay", Kind::Table(&DELAY), "" => "[Delay layer](#delay).";
-        "fault", Kind::Table(&FAULT), "" => "[Fault injection layer](#fault).";
-        "layers", Kind::List("layer"), "" =>
+        "delay", ValueKind::Table(&DELAY), "" => "[Delay layer](#delay).";
+        "fault", ValueKind::Table(&FAULT), "" => "[Fault injection layer](#fault).";
+        "layers", ValueKind::List("layer"), "" =>
             "Order of the layers, from the host's side. Default: this table's.";
-        "device", Kind::Text("device"), "" =>
+        "device", ValueKind::Text("device"), "" =>
             "[Device](#devices) that stores the data. This or `stripe` is required.";
-        "stripe", Kind::Table(&STRIPE), "" => "Several striped devices.";
-        "block_size", Kind::Size(512..=4096, SizeRule::MinOrMax), "" =>
+        "stripe", ValueKind::Table(&STRIPE), "" => "Several striped devices.";
+        "block_size", ValueKind::Size(512..=4096, SizeRule::MinOrMax), "" =>
             "Logical block size. Default: the device's, 4096 for a file.";
-        "read_only", Kind::Boolean, "false" => "Refuse writes, and open the device read-only.";
-        "nqn", Kind::Text("NQN"), "" =>
+        "read_only", ValueKind::Boolean, "false" => "Refuse writes, and open the device read-only.";
+        "nqn", ValueKind::Text("NQN"), "" =>
             "NQN of its subsystem. Default: `nqn_prefix:NAME`.";
-        "uuid", Kind::Text("UUID"), "" =>
+        "uuid", ValueKind::Text("UUID"), "" =>
             "UUID of the namespace. Default: derived from machine, NQN and name.";
-        "serial", Kind::Text("serial number"), "" =>
+        "serial", ValueKind::Text("serial number"), "" =>
             "Serial number of its subsystem, at most 20 characters. Default: derived from machine and NQN.";
-        "allow_hosts", Kind::List("NQN"), "" =>
+        "allow_hosts", ValueKind::List("NQN"), "" =>
             "Hosts that may connect over NVMe/TCP. Default: all; empty: none. NBD clients have no names.";
-        "nbd_export", Kind::Text("export name"), "" =>
+        "nbd_export", ValueKind::Text("export name"), "" =>
             "Name of the NBD export. Default: NAME.";
-        "nbd_clients", Kind::List("client name"), "" =>
+        "nbd_clients", ValueKind::List("client name"), "" =>
             "NBD clients that may use it, by a name in their certificate or the name of their pre-shared key. Others, and clients without TLS, are refused. Default: all.";
     },
     profile: false,
@@ -72,7 +72,7 @@ pub static FAULT: Section = Section {
             "Failing requests of a million, at random; replaces `…_error_every`.";
         "flush_errors_per_million", PER_MILLION, "" =>
             "Failing requests of a million, at random; replaces `…_error_every`.";
-        "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
+        "seed", ValueKind::Count(0..=i64::MAX as u64), "0" =>
             "Seed of random failures.";
     },
     profile: false,
@@ -82,9 +82,9 @@ pub static FAULT: Section = Section {
 pub static STRIPE: Section = Section {
     path: "volume.NAME.stripe",
     keys: keys! {
-        "chunk", Kind::Size(512..=GIB, SizeRule::MultipleOf(512)), "64KiB" =>
+        "chunk", ValueKind::Size(512..=GIB, SizeRule::MultipleOf(512)), "64KiB" =>
             "Consecutive bytes on one device, a multiple of the block size.";
-        "devices", Kind::List("device"), "" => "2 to 64 devices in order. Required.";
+        "devices", ValueKind::List("device"), "" => "2 to 64 devices in order. Required.";
     },
     profile: false,
 };
@@ -93,12 +93,12 @@ pub static STRIPE: Section = Section {
 pub static HOST: Section = Section {
     path: "host.NAME",
     keys: keys! {
-        "nqn", Kind::Text("NQN"), "" => "The host's NQN. Required.";
-        "key_file", Kind::Text("path"), "" =>
+        "nqn", ValueKind::Text("NQN"), "" => "The host's NQN. Required.";
+        "key_file", ValueKind::Text("path"), "" =>
             "Key that the host has to prove. This or `tls_key_file` is required.";
-        "controller_key_file", Kind::Text("path"), "" =>
+        "controller_key_file", ValueKind::Text("path"), "" =>
             "Key that this server proves, if the host asks (`--dhchap-ctrl-secret` of nvme-cli). Default: none.";
-        "tls_key_file", Kind::Text("path"), "" =>
+        "tls_key_file", ValueKind::Text("path"), "" =>
             "The host's TLS key (`flagstone key generate --tls`). Default: no TLS.";
     },
     profile: false,
@@ -108,12 +108,12 @@ pub static HOST: Section = Section {
 pub static SUBSYSTEM: Section = Section {
     path: "subsystem.NAME",
     keys: keys! {
-        "nqn", Kind::Text("NQN"), "" => "Default: `nqn_prefix:NAME`.";
-        "serial", Kind::Text("serial number"), "" =>
+        "nqn", ValueKind::Text("NQN"), "" => "Default: `nqn_prefix:NAME`.";
+        "serial", ValueKind::Text("serial number"), "" =>
             "As of a volume.";
-        "namespaces", Kind::List("volume name"), "" =>
+        "namespaces", ValueKind::List("volume name"), "" =>
             "Its volumes, from namespace 1. Required.";
-        "allow_hosts", Kind::List("NQN"), "" =>
+        "allow_hosts", ValueKind::List("NQN"), "" =>
             "As of a volume.";
     },
     profile: false,

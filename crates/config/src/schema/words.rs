@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use flagstone_units::display::plural;
 use flagstone_units::{format_duration, format_rate, format_size};
 
-use super::{Kind, Section, SizeRule};
+use super::{Section, SizeRule, ValueKind};
 
 impl Section {
     /// The keys as a list, with their values and defaults in parentheses.
@@ -15,8 +15,8 @@ impl Section {
         let mut items: Vec<(String, String)> = Vec::new();
         for key in self.keys {
             let values = match (&key.kind, key.kind.range()) {
-                (Kind::Boolean, _) => key.kind.noun(),
-                (Kind::Choice(_), range) => range,
+                (ValueKind::Boolean, _) => key.kind.noun(),
+                (ValueKind::Choice(_), range) => range,
                 (_, range) if range.is_empty() => key.kind.noun(),
                 (_, range) => format!("{}, {}", key.kind.noun(), range.replace(" to ", "–")),
             };
@@ -39,75 +39,77 @@ impl Section {
     }
 }
 
-impl Kind {
+impl ValueKind {
     /// The name of the kind, such as `size`.
     pub fn noun(&self) -> String {
         match self {
-            Kind::Boolean => "boolean".into(),
-            Kind::Count(_) => "number".into(),
-            Kind::Size(..) => "size".into(),
-            Kind::Rate(_) => "throughput".into(),
-            Kind::Time(_) => "duration".into(),
-            Kind::Choice(_) => "enum".into(),
-            Kind::Text(form) => (*form).into(),
-            Kind::List(form) => format!("list of {}", plural(form)),
-            Kind::Command => format!("list of {}", plural("word")),
-            Kind::Entries(form, _) => format!("list of {} or tables", plural(form)),
-            Kind::Table(_) => "table".into(),
+            ValueKind::Boolean => "boolean".into(),
+            ValueKind::Count(_) => "number".into(),
+            ValueKind::Size(..) => "size".into(),
+            ValueKind::Rate(_) => "throughput".into(),
+            ValueKind::Time(_) => "duration".into(),
+            ValueKind::Choice(_) => "enum".into(),
+            ValueKind::Text(form) => (*form).into(),
+            ValueKind::List(form) => format!("list of {}", plural(form)),
+            ValueKind::Command => format!("list of {}", plural("word")),
+            ValueKind::Entries(form, _) => format!("list of {} or tables", plural(form)),
+            ValueKind::Table(_) => "table".into(),
         }
     }
 
     /// The accepted values, for people; empty where the name of the kind says it all.
     pub fn range(&self) -> String {
         match self {
-            Kind::Boolean => "true or false".into(),
-            Kind::Count(range) => ends(range, |n| n.to_string()),
-            Kind::Size(range, SizeRule::MultipleOf(unit)) => {
+            ValueKind::Boolean => "true or false".into(),
+            ValueKind::Count(range) => ends(range, |n| n.to_string()),
+            ValueKind::Size(range, SizeRule::MultipleOf(unit)) => {
                 format!("{}, a multiple of {}", ends(range, format_size), format_size(*unit))
             }
-            Kind::Size(range, SizeRule::PowerOfTwo) => {
+            ValueKind::Size(range, SizeRule::PowerOfTwo) => {
                 format!("{}, a power of two", ends(range, format_size))
             }
-            Kind::Size(range, SizeRule::MinOrMax) => {
+            ValueKind::Size(range, SizeRule::MinOrMax) => {
                 format!("{} or {}", format_size(*range.start()), format_size(*range.end()))
             }
-            Kind::Rate(range) => ends(range, format_rate),
-            Kind::Time(range) => ends(range, format_duration),
-            Kind::Choice(words) => {
+            ValueKind::Rate(range) => ends(range, format_rate),
+            ValueKind::Time(range) => ends(range, format_duration),
+            ValueKind::Choice(words) => {
                 words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
             }
-            Kind::Text(_) | Kind::List(_) | Kind::Command | Kind::Entries(..) | Kind::Table(_) => {
-                String::new()
-            }
+            ValueKind::Text(_)
+            | ValueKind::List(_)
+            | ValueKind::Command
+            | ValueKind::Entries(..)
+            | ValueKind::Table(_) => String::new(),
         }
     }
 
     /// Accepted values, for the help line of a diagnostic.
     pub fn expected(&self) -> String {
         match self {
-            Kind::Boolean => "write true or false, without quotes".into(),
-            Kind::Count(_) => format!("write a whole number from {}", self.range()),
-            Kind::Size(range, _) => {
+            ValueKind::Boolean => "write true or false, without quotes".into(),
+            ValueKind::Count(_) => format!("write a whole number from {}", self.range()),
+            ValueKind::Size(range, _) => {
                 let example = format_size(4096_u64.clamp(*range.start(), *range.end()));
                 format!("write a size such as \"{example}\": {}", self.range())
             }
-            Kind::Rate(_) => {
+            ValueKind::Rate(_) => {
                 format!("write a throughput such as \"240MB/s\": {}", self.range())
             }
-            Kind::Time(range) => {
+            ValueKind::Time(range) => {
                 let example = format_duration(*range.end());
                 format!("write a duration such as \"{example}\": {}", self.range())
             }
-            Kind::Choice(words) => {
+            ValueKind::Choice(words) => {
                 let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
                 format!("write one of {}", words.join(", "))
             }
-            Kind::Text(form) => format!("write a text in quotes: {}", article(form)),
-            Kind::List(form) => {
+            ValueKind::Text(form) => format!("write a text in quotes: {}", article(form)),
+            ValueKind::List(form) => {
                 format!("write a list of texts: [\"…\", \"…\"], each {}", article(form))
             }
-            Kind::Command => Kind::List("word").expected(),
-            Kind::Entries(form, section) => {
+            ValueKind::Command => ValueKind::List("word").expected(),
+            ValueKind::Entries(form, section) => {
                 let names: Vec<_> = section.all_keys().map(|key| key.name).collect();
                 format!(
                     "write a list: [\"…\", \"…\"], each {}, or a table {{ … }} with any of {}",
@@ -115,7 +117,7 @@ impl Kind {
                     names.join(", ")
                 )
             }
-            Kind::Table(section) => {
+            ValueKind::Table(section) => {
                 let names: Vec<_> = section.all_keys().map(|key| key.name).collect();
                 format!("write a table: {{ … }} with any of {}", names.join(", "))
             }
@@ -125,7 +127,7 @@ impl Kind {
     /// A value of this kind as it is written in the file.
     pub fn as_toml(&self, text: &str) -> String {
         match self {
-            Kind::Boolean | Kind::Count(_) => text.to_owned(),
+            ValueKind::Boolean | ValueKind::Count(_) => text.to_owned(),
             _ => format!("\"{text}\""),
         }
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use flagstone_config::schema::{Kind, SECTIONS};
+use flagstone_config::schema::{SECTIONS, ValueKind};
 use flagstone_config::{Arguments, Config};
 use flagstone_mirror::options::{
     Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
@@ -162,12 +162,12 @@ fn parser_accepts_schema_ranges_and_defaults() {
     for (section, key) in SECTIONS.iter().flat_map(|s| s.keys.iter().map(move |k| (s, k))) {
         let parse = |value: &str| Config::parse("f", &file_with(section.path, key.name, value));
         let (inside, outside) = match &key.kind {
-            Kind::Boolean => (vec!["true".into(), "false".into()], vec!["1".into()]),
-            Kind::Count(range) => (
+            ValueKind::Boolean => (vec!["true".into(), "false".into()], vec!["1".into()]),
+            ValueKind::Count(range) => (
                 vec![range.start().to_string(), range.end().to_string()],
                 vec![(i128::from(*range.start()) - 1).to_string(), (range.end() + 1).to_string()],
             ),
-            Kind::Size(range, _) => (
+            ValueKind::Size(range, _) => (
                 vec![range.end().to_string(), format!("\"{}\"", format_size(*range.end()))],
                 vec![
                     (range.end() + 1).to_string(),
@@ -175,7 +175,7 @@ fn parser_accepts_schema_ranges_and_defaults() {
                     (i128::from(*range.start()) - 1).to_string(),
                 ],
             ),
-            Kind::Rate(range) => (
+            ValueKind::Rate(range) => (
                 [range.start(), range.end()].map(|n| format!("\"{}\"", format_rate(*n))).to_vec(),
                 vec![
                     format!("\"{}B/s\"", range.end() + 1),
@@ -184,15 +184,19 @@ fn parser_accepts_schema_ranges_and_defaults() {
                     range.end().to_string(),
                 ],
             ),
-            Kind::Time(range) => {
+            ValueKind::Time(range) => {
                 let text = |time: Duration| format!("\"{}ms\"", time.as_millis());
                 let max = *range.end();
                 (vec![text(max)], vec![text(max + Duration::from_millis(1)), "1".into()])
             }
-            Kind::Choice(words) => {
+            ValueKind::Choice(words) => {
                 (words.iter().map(|word| format!("\"{word}\"")).collect(), vec!["\"x\"".into()])
             }
-            Kind::Text(_) | Kind::List(_) | Kind::Command | Kind::Entries(..) | Kind::Table(_) => {
+            ValueKind::Text(_)
+            | ValueKind::List(_)
+            | ValueKind::Command
+            | ValueKind::Entries(..)
+            | ValueKind::Table(_) => {
                 continue;
             }
         };

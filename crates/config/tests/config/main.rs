@@ -11,7 +11,7 @@ use std::time::Duration;
 use flagstone_blockdev::{FaultConfig, FaultRate};
 use flagstone_config::api_spec::ApiSpec;
 use flagstone_config::{
-    ArbiterStore, Arguments, Backing, Cloud, Config, Diagnostics, IoEngine, Layer,
+    ArbiterStore, Arguments, Backing, Cloud, Config, Diagnostics, IoEngine, LayerConfig,
 };
 use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 
@@ -343,13 +343,13 @@ fn layers_of<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<&'static str> 
         lines.join("\n")
     );
     let config = Config::parse("f", &text).unwrap_or_else(|e| panic!("{e}"));
-    let name = |layer: &Layer| match layer {
-        Layer::SharedLimit(_) => "shared_limit",
-        Layer::Limit(_) => "limit",
-        Layer::Mirror(_) => "mirror",
-        Layer::DiskModel(_) => "disk_model",
-        Layer::Delay(_) => "delay",
-        Layer::Fault(_) => "fault",
+    let name = |layer: &LayerConfig| match layer {
+        LayerConfig::SharedLimit(_) => "shared_limit",
+        LayerConfig::Limit(_) => "limit",
+        LayerConfig::Mirror(_) => "mirror",
+        LayerConfig::DiskModel(_) => "disk_model",
+        LayerConfig::Delay(_) => "delay",
+        LayerConfig::Fault(_) => "fault",
     };
     config.volumes[0].layers.iter().map(name).collect()
 }
@@ -399,7 +399,7 @@ fn faults_are_periodic_or_random() {
         flush: FaultRate::Never,
         seed: 0,
     };
-    assert_eq!(config.volumes[0].layers, [Layer::Fault(fault)]);
+    assert_eq!(config.volumes[0].layers, [LayerConfig::Fault(fault)]);
     let Backing::Stripe { chunk_bytes, devices } = &config.volumes[0].backing else {
         panic!("it is a stripe");
     };
@@ -451,14 +451,17 @@ fn own_and_shared_limits_and_their_mix() {
         write: Some(ServiceTime::constant(us(1000))),
         seed: 7,
     };
-    let layers =
-        [Layer::SharedLimit(0), Layer::Limit(Box::new(own.into())), Layer::DiskModel(emulation)];
+    let layers = [
+        LayerConfig::SharedLimit(0),
+        LayerConfig::Limit(Box::new(own.into())),
+        LayerConfig::DiskModel(emulation),
+    ];
     assert_eq!(config.volumes[0].layers, layers);
     let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
     assert_eq!(mixed.ios.mix, Mix::Shared);
     assert_eq!(
         config.volumes[1].layers,
-        [Layer::SharedLimit(0), Layer::Limit(Box::new(mixed.into()))]
+        [LayerConfig::SharedLimit(0), LayerConfig::Limit(Box::new(mixed.into()))]
     );
 }
 

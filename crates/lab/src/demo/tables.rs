@@ -6,10 +6,10 @@ use crate::failover::{Death, FailoverSummary};
 use crate::figures::{self, Figures, or_dash};
 use crate::mirror::published::PublishedFigures;
 use crate::mirror::summary::{MirrorCell, MirrorRow, MirrorSummary};
-use crate::pool::summary::{PoolRow, PoolSummary};
+use crate::pool::summary::{PoolJobRow, PoolSummary};
 use flagstone_bench::compare::ComparedMetric::{self, Latency, Throughput};
 use flagstone_bench::provenance::Provenance;
-use flagstone_bench::table::Table;
+use flagstone_bench::table::{Table, UNKNOWN};
 use flagstone_units::display::count;
 use flagstone_units::grouped;
 
@@ -24,7 +24,7 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
     let mut add = |what: String, here: String, published: String| {
         table.rows.push(vec![what, here, published]);
     };
-    let none = || "-".to_owned();
+    let none = || UNKNOWN.to_owned();
     for row in &lab.pool.rows {
         let (Some(ratio), Some(raw)) = (row.ratio, &row.raw) else { continue };
         let what = format!("random 4 KiB writes, a pool on {}{mark}", row.disk);
@@ -94,7 +94,7 @@ pub(crate) fn pool(summary: &PoolSummary) -> Table {
     let heads = "4 KiB random writes on|raw IOPS|pool IOPS|ratio|raw mean ms|pool mean ms";
     let title = format!("a pool that is half full{}", Provenance::Emulated.suffix());
     let mut table = figures::table(title, heads);
-    let row = |row: &PoolRow| {
+    let row = |row: &PoolJobRow| {
         let (raw, pool) = (row.raw.as_ref()?, row.pool.as_ref()?);
         Some(vec![
             row.disk.clone(),
@@ -171,7 +171,7 @@ pub(crate) fn fabric(summary: &FabricSummary) -> Table {
             grouped(fabric.figures.iops, 0),
             row.of_local_percent.map_or_else(String::new, |percent| format!("{percent:.0} %")),
             format!("{:.0} %", row.published_of_local_percent()),
-            fabric.bound.map_or("-", |bound| bound.words()).to_owned(),
+            fabric.bound.map_or(UNKNOWN, |bound| bound.words()).to_owned(),
         ])
     };
     table.rows = summary.rows.iter().filter_map(row).collect();
@@ -202,7 +202,7 @@ pub(crate) fn served(rows: &[GridRow], engine: &str) -> Table {
 }
 
 fn compared(local: PathFigures, fabric: Option<PathFigures>) -> [String; 3] {
-    let Some(fabric) = fabric else { return ["skipped", "-", "-"].map(str::to_owned) };
+    let Some(fabric) = fabric else { return ["skipped", UNKNOWN, UNKNOWN].map(str::to_owned) };
     [
         grouped(fabric.iops, 0),
         format!("{:.2}", fabric.iops / local.iops),

@@ -10,7 +10,7 @@ mod sample;
 use flagstone_bench::campaign::{CampaignPlan, Watcher};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultRecord;
-use flagstone_bench::table::Table;
+use flagstone_bench::table::{Table, UNKNOWN};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_units::grouped;
 use serde::Serialize;
@@ -361,7 +361,7 @@ pub fn table(summary: &LimitsSummary) -> Table {
     for cell in &summary.cells {
         let number = |value: f64| format!("{} {}", grouped(value, 0), cell.unit);
         table.rows.push(vec![
-            cell.table.unwrap_or("-").to_owned(),
+            cell.table.unwrap_or(UNKNOWN).to_owned(),
             cell.disk.clone(),
             cell.what.to_owned(),
             or_dash(cell.published, number),
@@ -385,7 +385,7 @@ mod tests {
     use flagstone_bench::measurement::Measurement;
     use flagstone_bench::provenance::Provenance;
     use flagstone_cloud::Catalog;
-    use flagstone_config::{Config, Layer};
+    use flagstone_config::{Config, LayerConfig};
 
     fn prepared() -> (tempfile::TempDir, Prepared) {
         let directory = tempfile::tempdir().unwrap();
@@ -427,7 +427,7 @@ mod tests {
         let config = Config::parse("lab", &text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
         assert_eq!(config.volumes.len(), SAMPLE.len());
         for volume in &config.volumes {
-            assert!(volume.layers.iter().any(|layer| matches!(layer, Layer::Limit(_))));
+            assert!(volume.layers.iter().any(|layer| matches!(layer, LayerConfig::Limit(_))));
         }
         let local = SAMPLE.iter().find(|disk| disk.disk_type == "local-ssd-nvme").unwrap();
         assert!(local.name().contains("4 x 375 GB") && local.name().contains("1/20 of it"));

@@ -297,7 +297,7 @@ fn load_job(job: &BenchJob) -> LoadJob {
 #[cfg(test)]
 mod tests {
     use flagstone_bench::provenance::Provenance;
-    use flagstone_config::Layer;
+    use flagstone_config::LayerConfig;
 
     use super::*;
     use crate::bed::tests::run_options;
@@ -314,7 +314,9 @@ mod tests {
                 Config::parse("lab", &text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
             assert_eq!(config.volumes.len(), DISKS as usize);
             for volume in &config.volumes {
-                assert!(volume.layers.iter().any(|layer| matches!(layer, Layer::DiskModel(_))));
+                assert!(
+                    volume.layers.iter().any(|layer| matches!(layer, LayerConfig::DiskModel(_)))
+                );
             }
         }
         let run = RunOptions { repetitions: 2, ..run_options("results".into()) };

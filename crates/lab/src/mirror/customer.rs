@@ -5,7 +5,7 @@
 //! queue depth and disks. The setups measure it beside the arithmetic.
 
 use flagstone_bench::provenance::Provenance;
-use flagstone_bench::table::Table;
+use flagstone_bench::table::{Table, UNKNOWN};
 
 use crate::figures::{MIB, or_dash, table};
 
@@ -58,7 +58,7 @@ pub(super) fn log_table(summary: &MirrorSummary) -> Table {
             mib(fast),
             format!("{:.2}", row.mirror.mib_per_s),
             mib(slow),
-            if known { format!("about {SLOW_LOG_MIB_PER_S:.0}") } else { "-".to_owned() },
+            if known { format!("about {SLOW_LOG_MIB_PER_S:.0}") } else { UNKNOWN.to_owned() },
             format!("{:.2}", at_most(PERSISTENT_DISK_LATENCY_US as f64, row)),
         ])
     });
@@ -92,7 +92,7 @@ pub(super) fn machine_table(summary: &MirrorSummary) -> Table {
             mib(mirror),
             mib(plain),
             format!("{limit:.2}"),
-            if known { format!("about {MACHINE_MIB_PER_S:.0}") } else { "-".to_owned() },
+            if known { format!("about {MACHINE_MIB_PER_S:.0}") } else { UNKNOWN.to_owned() },
         ])
     });
     Table { rows: rows.collect(), ..table(title, &heads) }

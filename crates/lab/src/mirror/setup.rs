@@ -283,7 +283,7 @@ impl EmulatedDisks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_config::{Config, Layer};
+    use flagstone_config::{Config, LayerConfig};
 
     fn parsed(text: &str) -> Config {
         Config::parse("lab.toml", text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"))
@@ -301,7 +301,8 @@ mod tests {
             assert_eq!(b.volumes.len(), SETUPS.len() - 1);
             for config in [&a, &b] {
                 for volume in &config.volumes {
-                    let emulated = volume.layers.iter().any(|l| matches!(l, Layer::DiskModel(_)));
+                    let emulated =
+                        volume.layers.iter().any(|l| matches!(l, LayerConfig::DiskModel(_)));
                     let is_elsewhere = volume.name == "far" && std::ptr::eq(config, &a);
                     assert_eq!(emulated, !is_elsewhere, "{}", volume.name);
                 }

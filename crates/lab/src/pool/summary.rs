@@ -14,7 +14,7 @@ use crate::figures::{Figures, or_dash, table};
 
 /// A job on a disk and on a pool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PoolRow {
+pub struct PoolJobRow {
     pub job: String,
     /// The disk below.
     pub disk: String,
@@ -33,7 +33,7 @@ pub struct PoolSummary {
     pub emulated: bool,
     /// Whether disk and volume are the user's.
     pub real_nodes: bool,
-    pub rows: Vec<PoolRow>,
+    pub rows: Vec<PoolJobRow>,
     pub caveats: Vec<String>,
 }
 
@@ -91,12 +91,12 @@ fn row(
     disk: &str,
     [raw, pool]: &[String; 2],
     measured: &MeasuredPool,
-) -> Option<PoolRow> {
+) -> Option<PoolJobRow> {
     let of = |target: &str| Figures::of(&measured.records, job, target);
     let (raw, pooled) = (of(raw), of(pool));
     raw.as_ref().or(pooled.as_ref())?;
     let copied = measured.copied.iter().rev().find(|(at, target, _)| at == job && target == pool);
-    Some(PoolRow {
+    Some(PoolJobRow {
         job: job.to_owned(),
         disk: disk.to_owned(),
         ratio: raw.zip(pooled).map(|(raw, pool)| pool.iops / raw.iops),
@@ -143,7 +143,7 @@ pub fn sections(summary: &PoolSummary) -> AdditionalSections {
 fn drawing(summary: &PoolSummary, mark: &str) -> Plot {
     let names = PoolSide::ALL.map(|side| format!("{}{mark}", side.name()));
     let panel = |y: Axis, of: fn(&Figures) -> f64| {
-        let group = |row: &PoolRow| {
+        let group = |row: &PoolJobRow| {
             let values = [row.raw.as_ref()?, row.pool.as_ref()?].map(|side| Some(of(side).into()));
             Some(Group { name: format!("{} {}", row.disk, row.job), values: values.to_vec() })
         };
@@ -182,7 +182,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn example() -> PoolSummary {
-        let row = |disk: &str, raw: f64, pool: f64| PoolRow {
+        let row = |disk: &str, raw: f64, pool: f64| PoolJobRow {
             job: "4k".to_owned(),
             disk: disk.to_owned(),
             raw: Some(figures(raw)),

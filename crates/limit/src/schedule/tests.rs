@@ -44,7 +44,7 @@ struct Loop {
     /// Future commands, by time; equal times in the order in which they were added.
     coming: BinaryHeap<Reverse<(u64, u64, usize)>>,
     added: u64,
-    tickets: std::collections::BTreeMap<u32, (Ticket, usize, LimitRequest)>,
+    tickets: std::collections::BTreeMap<u32, (CommandTicket, usize, LimitRequest)>,
     /// A counter alternates reads and writes, without randomness.
     made: Vec<u64>,
     gone: Vec<Gone>,
@@ -87,11 +87,11 @@ impl Loop {
         let class = if read { Class::Read } else { Class::Write };
         let request = LimitRequest { class, bytes: of.bytes };
         match self.schedule.enter(ticks(self.now_ns), host as u64 + 1, request) {
-            Entered::Go => self.went(host, request),
-            Entered::Wait(ticket) => {
+            ArrivalResult::Go => self.went(host, request),
+            ArrivalResult::Wait(ticket) => {
                 self.tickets.insert(slot_of(ticket), (ticket, host, request));
             }
-            Entered::Full => panic!("these hosts are not that many"),
+            ArrivalResult::Full => panic!("these hosts are not that many"),
         }
     }
 
@@ -125,7 +125,7 @@ impl Loop {
     }
 }
 
-fn slot_of(ticket: Ticket) -> u32 {
+fn slot_of(ticket: CommandTicket) -> u32 {
     ticket.index()
 }
 
@@ -412,9 +412,9 @@ fn cancelled_request_returns_its_charge() {
     let mut schedule = Schedule::new(&ios(10));
     let request = LimitRequest { class: Class::Read, bytes: 4096 };
     let start = ticks(SECOND_NS);
-    assert_eq!(schedule.enter(start, 1, request), Entered::Go);
+    assert_eq!(schedule.enter(start, 1, request), ArrivalResult::Go);
     let wait = |schedule: &mut Schedule, flow| match schedule.enter(start, flow, request) {
-        Entered::Wait(ticket) => ticket,
+        ArrivalResult::Wait(ticket) => ticket,
         other => panic!("{other:?}"),
     };
     let [first, second, third] = [1, 1, 2].map(|flow| wait(&mut schedule, flow));
@@ -436,8 +436,8 @@ fn full_queue_rejects_but_keeps_one_per_flow() {
     let mut schedule = Schedule::new(&ios(1));
     let request = LimitRequest { class: Class::Write, bytes: 512 };
     let mut waits = |flow: u64| match schedule.enter(0, flow, request) {
-        Entered::Full => 0,
-        Entered::Go | Entered::Wait(_) => 1,
+        ArrivalResult::Full => 0,
+        ArrivalResult::Go | ArrivalResult::Wait(_) => 1,
     };
     let of_one: u32 = (0..2 * FLOW_WAITING_MAX).map(|_| waits(1)).sum();
     assert_eq!(of_one, FLOW_WAITING_MAX + 1, "and one that went");
@@ -501,14 +501,14 @@ proptest! {
     #[test]
     fn waiters_are_served_once_and_in_order(limit in 0..4_usize, steps in prop::collection::vec(step(), 1..200)) {
         let mut schedule = Schedule::new(&some_limit(limit));
-        let mut waiting: Vec<(Ticket, u64, usize, u64)> = Vec::new();
+        let mut waiting: Vec<(CommandTicket, u64, usize, u64)> = Vec::new();
         let (mut now, mut number) = (ticks(SECOND_NS), 0);
         for step in steps {
             match step {
                 Step::Arrive { flow, class, kib } => {
                     let request = LimitRequest { class: CLASSES[class], bytes: kib * 1024 };
                     number += 1;
-                    if let Entered::Wait(ticket) = schedule.enter(now, flow, request) {
+                    if let ArrivalResult::Wait(ticket) = schedule.enter(now, flow, request) {
                         waiting.push((ticket, flow, class, number));
                     }
                 }
@@ -523,7 +523,7 @@ proptest! {
             while let Some(ticket) = schedule.next(now) {
                 let at = waiting.iter().position(|one| one.0 == ticket).expect("it waited");
                 let (_, flow, class, number) = waiting.remove(at);
-                let overtaken = |one: &&(Ticket, u64, usize, u64)| {
+                let overtaken = |one: &&(CommandTicket, u64, usize, u64)| {
                     one.1 == flow && one.2 == class && one.3 < number
                 };
                 prop_assert!(waiting.iter().find(overtaken).is_none());

@@ -185,7 +185,7 @@ fn pair(low: u32, high: u32) -> u64 {
 }
 
 /// Appends to a journal concurrently with the I/Os.
-pub(crate) struct Writer {
+pub(crate) struct JournalWriter {
     file: Rc<File>,
     at: u64,
     run_id: u64,
@@ -195,9 +195,12 @@ pub(crate) struct Writer {
     failure: Option<io::Error>,
 }
 
-impl Writer {
+impl JournalWriter {
     /// Creates a journal at `path`, replacing an existing one.
-    pub(crate) async fn create(path: &Path, header: &Header) -> Result<Writer, JournalError> {
+    pub(crate) async fn create(
+        path: &Path,
+        header: &Header,
+    ) -> Result<JournalWriter, JournalError> {
         let options = OpenOptions {
             direct: false,
             create_bytes: Some(HEADER_BYTES as u64),
@@ -207,7 +210,7 @@ impl Writer {
         let bytes = Buf::copy_of(&header.encode())
             .ok_or_else(|| JournalError::File("write", io::ErrorKind::OutOfMemory.into()))?;
         file.write_at(bytes, 0, false).await.map_err(|e| JournalError::File("write", e))?;
-        Ok(Writer {
+        Ok(JournalWriter {
             file: Rc::new(file),
             at: HEADER_BYTES as u64,
             run_id: header.run_id,
@@ -230,7 +233,7 @@ impl Writer {
         self.pending.len() >= JOURNAL_PENDING_MAX_BYTES
     }
 
-    /// True after a failure of the file; see [`Writer::into_result`].
+    /// True after a failure of the file; see [`JournalWriter::into_result`].
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
@@ -428,7 +431,7 @@ mod tests {
         block_on(async {
             for (run_id, story) in [(76, STORY.repeat(9)), (77, STORY.to_vec())] {
                 let header = Header { run_id, ..HEADER };
-                let mut writer = Writer::create(&path, &header).await.unwrap();
+                let mut writer = JournalWriter::create(&path, &header).await.unwrap();
                 story.into_iter().for_each(|record| writer.append(record));
                 poll_fn(|cx| writer.poll(cx)).await;
                 writer.into_result().unwrap();

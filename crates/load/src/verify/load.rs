@@ -4,11 +4,11 @@ use std::task::{Context, Poll};
 
 use flagstone_runtime::{Buf, buf};
 
-use super::journal::{JournalRecord, Writer};
+use super::journal::{JournalRecord, JournalWriter};
 use super::verifier::{FlushTicket, ReadTicket, Verifier, WriteOutcome, WriteTicket};
 use super::version::Content;
 use super::violation::Violation;
-use crate::lane::{IoOutcome, Next, Workload};
+use crate::lane::{IoOutcome, LaneWorkload, Next};
 use crate::limits::VIOLATIONS_KEPT;
 use crate::plan::{OpKind, Plan, PlannedIo};
 
@@ -26,7 +26,7 @@ struct Announced {
 pub(crate) struct Verified {
     pub(crate) plan: Plan,
     pub(crate) verifier: Verifier,
-    pub(crate) journal: Option<Writer>,
+    pub(crate) journal: Option<JournalWriter>,
     fua: bool,
     slots: Vec<Announced>,
     pub(crate) checked_blocks: u64,
@@ -39,7 +39,7 @@ impl Verified {
     pub(crate) fn new(
         plan: Plan,
         verifier: Verifier,
-        journal: Option<Writer>,
+        journal: Option<JournalWriter>,
         fua: bool,
         depth: usize,
     ) -> Verified {
@@ -165,7 +165,7 @@ impl Verified {
     }
 }
 
-impl Workload for Verified {
+impl LaneWorkload for Verified {
     fn next(&mut self, slot: usize) -> Next {
         if let Some(journal) = &self.journal {
             if journal.has_failed() {

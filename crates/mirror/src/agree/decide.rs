@@ -194,6 +194,8 @@ fn best(mine: &ReplicaView, peers: &ReplicaView) -> ReplicaSide {
             pick(mine.usable_bytes > peers.usable_bytes, peers.usable_bytes > mine.usable_bytes)
         })
         .or_else(|| pick(mine.epoch > peers.epoch, peers.epoch > mine.epoch))
+        // Only a log that names blocks knows of writes that the other side may have lost.
+        .or_else(|| pick(mine.dirty, peers.dirty))
         .unwrap_or(if mine.replica > peers.replica {
             ReplicaSide::Local
         } else {

@@ -128,12 +128,15 @@ fn row_7_equal_generations_with_bits_are_resynced() {
     let peers = ReplicaView { serving: false, ..mine };
     let mine = ReplicaView { replica: MirrorId([3; 16]), ..view(3, 5, &[], &[]) };
     expect(&mine, &peers, FROM_MINE(ResyncAmount::Partial));
-    // Otherwise the later epoch, or else the larger identifier.
+    // Otherwise the later epoch, the side with bits, or else the larger identifier.
     let mine = ReplicaView { dirty: true, epoch: 3, ..view(1, 5, &[], &[]) };
-    let peers = ReplicaView { epoch: 2, ..view(2, 5, &[], &[]) };
+    let peers = ReplicaView { dirty: true, epoch: 2, ..view(2, 5, &[], &[]) };
     expect(&mine, &peers, FROM_MINE(ResyncAmount::Partial));
-    let mine = ReplicaView { dirty: true, ..view(3, 5, &[], &[]) };
+    let mine = ReplicaView { dirty: true, ..view(1, 5, &[], &[]) };
     expect(&mine, &view(2, 5, &[], &[]), FROM_MINE(ResyncAmount::Partial));
+    let mine = ReplicaView { dirty: true, ..view(3, 5, &[], &[]) };
+    let peers = ReplicaView { dirty: true, ..view(2, 5, &[], &[]) };
+    expect(&mine, &peers, FROM_MINE(ResyncAmount::Partial));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use flagstone_runtime::{spawn, time};
 
 use crate::limits::LEAVE_MS;
 use crate::manage::command::CommandError;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::mirror::Mirror;
 use crate::state::machine::{Event, OperatorOrder, next};
 use crate::state::outlook::Obstacle;
@@ -58,7 +58,7 @@ impl Mirror {
             let _role_change = inner.begin_role_change().await;
             let order = Event::Order(OperatorOrder::HandOver(0));
             let (after, actions) = next(&inner.machine_state(), order)?;
-            inner.perform(after, actions.iter(), Progress::leaving()).await.map(drop)
+            inner.perform(after, actions.iter(), OrderProgress::leaving()).await.map(drop)
         });
         match time::timeout(Duration::from_millis(LEAVE_MS), leaving).await {
             Ok(Ok(done)) => Ok(done.map(|()| true)?),

@@ -50,7 +50,7 @@ impl Inner {
         let ask = Ask {
             volume: id(superblock.volume),
             own: id(superblock.replica),
-            seen_revision: superblock.arbiter.revision,
+            seen_revision: superblock.arbiter.revision_at(self.failover.store()),
             writer: random_u64(),
             suspended: on,
             succeeds: false,
@@ -59,9 +59,9 @@ impl Inner {
         let raced = run_race(&options.arbiter, ask).await.outcome;
         let record = raced.map_err(MaintenanceError::Denied)?;
         // If the record is lost or restored, the source writes the suspension again.
-        let revision = record.revision;
+        let stamp = record.stamp();
         let mark = move |superblock: &Superblock| ArbiterMark {
-            revision: superblock.arbiter.revision.max(revision),
+            revision: superblock.arbiter.revision.max(stamp.revision),
             suspended: on,
             // The record lists this node.
             serving_right: match superblock.arbiter.serving_right {
@@ -77,8 +77,10 @@ impl Inner {
         tracing::info!(%replica, revision = record.revision, on, "automatic failover suspended");
         for member in members {
             member.change(|state| {
-                if let Some(published) = &mut state.published {
-                    published.revision = published.revision.max(revision);
+                if let Some(published) = &mut state.published
+                    && published.record.revision < stamp.revision
+                {
+                    published.record = stamp;
                 }
             });
         }

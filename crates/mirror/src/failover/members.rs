@@ -14,8 +14,8 @@
 
 use std::sync::Arc;
 
-use flagstone_arbiter::ArbiterRecord;
 use flagstone_arbiter::epoch::next_epoch;
+use flagstone_arbiter::{ArbiterRecord, RecordStamp};
 use flagstone_blockdev::IoError;
 
 use super::Published;
@@ -23,12 +23,12 @@ use super::task::id;
 use crate::group::{ConsistencyGroup, Membership};
 use crate::manage::command::CommandError;
 use crate::manage::group_order::{self, GroupMember};
-use crate::manage::order::{Progress, RunningOrder, disk_of};
+use crate::manage::order::{OrderProgress, RunningOrder, disk_of};
 use crate::manage::roles::RoleChange;
 use crate::mirror::{Inner, State};
 use crate::ondisk::superblock::{ArbiterMark, ReplicaRole, Superblock};
 use crate::state::arbitration::{PeerExclusion, ServingRight, Situation};
-use crate::state::machine::{Disk, Event, NodeRole, next};
+use crate::state::machine::{DiskState, Event, NodeRole, next};
 use crate::state::members::{Member, combine};
 use crate::state::outlook::Obstacle;
 use crate::state::status::LegPhase;
@@ -133,7 +133,7 @@ impl Inner {
         let leads = |membership: &&Membership| membership.is_leader();
         let group = self.group.as_ref().filter(leads).filter(|_| self.failover.is_automatic());
         let is_unsound = |member: &Option<Member>| {
-            member.is_none_or(|member| member.disk != Disk::Consistent || member.is_promised)
+            member.is_none_or(|member| member.disk != DiskState::Consistent || member.is_promised)
         };
         group.is_some_and(|membership| {
             !self.lock().serving && membership.group().other_members().iter().any(is_unsound)
@@ -223,10 +223,10 @@ impl Inner {
     }
 
     /// The record lists the peers of these sessions: the members offer them the role.
-    pub(super) fn publish(sessions: &[(Arc<Inner>, u64)], revision: u64) {
+    pub(super) fn publish(sessions: &[(Arc<Inner>, u64)], record: RecordStamp) {
         for (member, session_id) in sessions {
             member.change(|state| {
-                state.published = Some(Published::now(*session_id, revision));
+                state.published = Some(Published::now(*session_id, record));
                 if let ServingRight::Contested { peer_left, .. } = &mut state.serving_right {
                     *peer_left = false;
                 }
@@ -291,13 +291,13 @@ impl Inner {
 
     /// Progress of a member that the record makes the source. Each replica has epochs of its own,
     /// so only the one that is named in the record takes its epoch.
-    fn granted_progress(&self, record: &ArbiterRecord) -> Progress {
+    fn granted_progress(&self, record: &ArbiterRecord) -> OrderProgress {
         let superblock = self.local.superblock();
         let epoch = match record.source == id(superblock.replica) {
             true => record.epoch,
             false => next_epoch(superblock.epoch.max(record.epoch), self.rank()),
         };
-        Progress::granted(epoch, record.revision)
+        OrderProgress::granted(epoch, record.revision)
     }
 
     /// Serves all members by a grant to the leader, or none. The caller holds their locks.

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::race::Denial;
-use flagstone_arbiter::{SharedArbiter, StoreId};
+use flagstone_arbiter::{RecordStamp, SharedArbiter, StoreId};
 use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
@@ -76,16 +76,16 @@ pub const FAILOVER_AFTER_MIN: Duration = Duration::from_secs(1);
 pub(crate) struct Published {
     /// Session of the peer.
     pub(crate) session_id: u64,
-    /// Revision of the record.
-    pub(crate) revision: u64,
+    /// The record.
+    pub(crate) record: RecordStamp,
     /// Time when the record was last read or written. It is compared again and again, because a
     /// store may be restored from a backup.
     checked_ns: u64,
 }
 
 impl Published {
-    pub(crate) fn now(session_id: u64, revision: u64) -> Published {
-        Published { session_id, revision, checked_ns: Inner::boot_ns() }
+    pub(crate) fn now(session_id: u64, record: RecordStamp) -> Published {
+        Published { session_id, record, checked_ns: Inner::boot_ns() }
     }
 
     /// Marks the record as due for comparison.
@@ -296,16 +296,13 @@ impl Failover {
     /// Mark in the superblock of a target when a source attaches, as [`Failover::mark_after`].
     pub(crate) fn mark_attached(
         &self,
-        source_asks: bool,
+        asks: Option<u64>,
     ) -> impl Fn(ArbiterMark) -> ArbiterMark + Copy + use<> {
         self.withdraw_proof();
-        let store = self.is_automatic().then(|| self.store());
-        move |before| match store {
-            Some(store) => {
-                let serving_right = RecordedRight::Unknown;
-                ArbiterMark { serving_right, source_asks, ..before.at_store(store) }
-            }
-            None => ArbiterMark::default(),
+        let is_automatic = self.is_automatic();
+        move |before| match is_automatic {
+            true => ArbiterMark { serving_right: RecordedRight::Unknown, ..before.asked_by(asks) },
+            false => ArbiterMark::default(),
         }
     }
 }
@@ -397,7 +394,7 @@ impl Inner {
         let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
         let offered = session_id.map(|session_id| self.offer(&state, session_id));
         let report = *self.failover.peer_report.lock();
-        peer_obstacle(offered.unwrap_or(LossPermission::Unrecorded { asks: false })).or(report)
+        peer_obstacle(offered.unwrap_or(LossPermission::Unrecorded { asks: None })).or(report)
     }
 
     fn situation(&self) -> Situation {
@@ -425,8 +422,7 @@ impl Inner {
             changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.serving_right,
             revision: mark.revision,
-            is_other_store: self.failover.is_automatic()
-                && mark.is_of_other_store(self.failover.store()),
+            is_other_store: self.is_recorded_elsewhere(),
             published_until_ns: published.map(Published::compare_at_ns),
             write_waits: state.bumping_generation,
             now_ns,
@@ -488,6 +484,13 @@ impl Inner {
             ServingRight::Manual | ServingRight::Alone(_) => Some(Ok(true)),
         };
         self.wait(decided).await
+    }
+
+    /// True if this replica's record is at another store than the configured one. There, the order
+    /// of an operator would not be recorded, and a silent peer may win.
+    pub(crate) fn is_recorded_elsewhere(&self) -> bool {
+        let mark = self.local.superblock().arbiter;
+        self.failover.is_automatic() && mark.is_of_other_store(self.failover.store())
     }
 
     /// Durably changes the note about the arbiter's record.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use flagstone_arbiter::RecordStamp;
 use flagstone_runtime::time;
 
 use crate::failover::StoreProof;
@@ -24,14 +25,15 @@ impl Inner {
             // Also before the record has the suspension: the peer must know of it in case it
             // becomes the source.
             (true, _) => LossPermission::Suspended,
-            (false, Some(published)) => LossPermission::Recorded { revision: published.revision },
+            (false, Some(published)) => LossPermission::Recorded(published.record),
             (false, None) => LossPermission::Unrecorded { asks: self.asks(state) },
         }
     }
 
-    /// True if this node, or the source that it is about to become, runs degraded only with a grant
-    /// of the arbiter that the peer uses, as far as this node knows.
-    pub(crate) fn asks(&self, state: &State) -> bool {
+    /// Revision of the record that this node has seen, if it, or the source that it is about to
+    /// become, runs degraded only with a grant of the arbiter that the peer uses, as far as this
+    /// node knows. After a change of the store, it is above all revisions of the former one.
+    pub(crate) fn asks(&self, state: &State) -> Option<u64> {
         let allowed = match state.serving_right {
             // A grant is recorded, and excludes the peer.
             ServingRight::Contested { .. }
@@ -39,8 +41,10 @@ impl Inner {
             ServingRight::Manual | ServingRight::Alone(_) => false,
         };
         let mark = self.local.superblock().arbiter;
-        let is_other_store = mark.is_of_other_store(self.failover.store());
-        self.failover.is_automatic() && !is_other_store && (allowed || !state.serving)
+        let asks = self.failover.is_automatic()
+            && !self.is_recorded_elsewhere()
+            && (allowed || !state.serving);
+        asks.then_some(mark.revision)
     }
 }
 
@@ -77,16 +81,16 @@ impl Inner {
         }
         let before = self.local.superblock();
         let in_sync = self.lock().counted_in_sync && !before.flags.inconsistent;
-        if let LossPermission::Recorded { revision } = offer
-            && revision < before.arbiter.revision
+        if let LossPermission::Recorded(record) = offer
+            && record.revision < before.arbiter.revision
         {
             return Err(PeerRefusal::Changed);
         }
         // Only the leader of a group reads the record.
-        let reads = self.asks_arbiter();
+        let (reads, own_store) = (self.asks_arbiter(), self.failover.store());
         let before_proof = self.failover.proof();
         let proof = self.failover.change_proof(|before| match offer {
-            LossPermission::Recorded { revision } if in_sync && reads => before.recorded(revision),
+            LossPermission::Recorded(record) if in_sync && reads => before.recorded(record),
             _ => StoreProof::NotNeeded,
         });
         if proof != before_proof {
@@ -96,7 +100,7 @@ impl Inner {
             let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
             let serving_right = RecordedRight::Unknown;
             match offer {
-                LossPermission::Recorded { revision } if in_sync => {
+                LossPermission::Recorded(RecordStamp { revision, .. }) if in_sync => {
                     // Not before the target's task has seen the record at the arbiter: see
                     // [`StoreProof`].
                     let serving_right = match reads {
@@ -104,16 +108,17 @@ impl Inner {
                         true if proof.is_given() => before.serving_right,
                         true => RecordedRight::Unknown,
                     };
-                    ArbiterMark { revision, serving_right, suspended: false, ..known }
+                    let store = if reads { before.store } else { own_store };
+                    ArbiterMark { revision, serving_right, suspended: false, store, ..known }
                 }
-                LossPermission::Recorded { .. } => {
+                LossPermission::Recorded(_) => {
                     ArbiterMark { serving_right, suspended: false, ..known }
                 }
                 LossPermission::Suspended => {
                     ArbiterMark { serving_right, suspended: true, ..known }
                 }
                 LossPermission::Unrecorded { asks } => {
-                    ArbiterMark { serving_right, source_asks: asks, ..known }
+                    ArbiterMark { serving_right, ..known.asked_by(asks) }
                 }
             }
         };

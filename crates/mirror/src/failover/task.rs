@@ -24,7 +24,7 @@ use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
 use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleChange;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superblock};
@@ -106,30 +106,32 @@ struct Decided {
 }
 
 impl Inner {
-    /// Durably records the store that is asked from now on, before any step. A source keeps the
-    /// store that has its record, where its peer may ask, until it has recorded its attached peer
-    /// at the other store: see [`Situation::is_other_store`](crate::state::arbitration::Situation).
+    /// Durably records the store that is asked from now on, before any step. A replica with a
+    /// record at another store keeps that one, until it has been recorded here: a source by itself
+    /// with its attached peer, and a target by its source. See
+    /// [`Situation::is_other_store`](crate::state::arbitration::Situation).
     async fn begin_at(&self, store: StoreId) {
         let superblock = self.local.superblock();
-        let (before, replica) = (superblock.arbiter, superblock.replica);
-        let is_other = before.is_of_other_store(store);
-        if is_other && superblock.role == ReplicaRole::Source {
-            tracing::error!(
-                %replica,
-                "the configuration names another arbiter than the one that has this source's record: it neither \
-                 takes over nor runs degraded before its peer is attached and recorded there; to change the \
-                 arbiter, start both nodes with failover = \"manual\" in between"
-            );
-            return;
+        let replica = superblock.replica;
+        match (superblock.arbiter.is_of_other_store(store), superblock.role) {
+            (false, _) => {}
+            (true, ReplicaRole::Source) => {
+                return tracing::error!(
+                    %replica,
+                    "the configuration names another arbiter than the one that has this source's record: it neither \
+                     takes over nor runs degraded before its peer is attached and recorded there; to change the \
+                     arbiter, start both nodes with failover = \"manual\" in between"
+                );
+            }
+            (true, ReplicaRole::Target | ReplicaRole::Deposed) => {
+                return tracing::warn!(
+                    %replica,
+                    "the configuration names another arbiter than before: this node does not take over before its \
+                     source has recorded it there"
+                );
+            }
         }
-        if is_other {
-            tracing::warn!(
-                %replica,
-                "the configuration names another arbiter than before: this node does not take over before its \
-                 source has recorded it there"
-            );
-        }
-        while self.store_mark(move |before| before.at_store(store)).await.is_err() {
+        while self.store_mark(move |before| before.at_first_store(store)).await.is_err() {
             if self.lock().closed {
                 return;
             }
@@ -194,7 +196,9 @@ impl Inner {
                 let occasion = match published {
                     None => Occasion::NewSession,
                     // Also if a later revision was read back: see [`Inner::granted`].
-                    Some(known) if is_unseen || known.revision < superblock.arbiter.revision => {
+                    Some(known)
+                        if is_unseen || known.record.revision < superblock.arbiter.revision =>
+                    {
                         Occasion::Unseen
                     }
                     Some(_) => Occasion::Change,
@@ -211,19 +215,24 @@ impl Inner {
         let ask = Ask {
             volume: id(superblock.volume),
             own: id(superblock.replica),
-            seen_revision: superblock.arbiter.revision_at(self.failover.store()),
+            seen_revision: match now {
+                // The source has reported this revision, whichever store it is at.
+                Step::Watch => superblock.arbiter.revision,
+                _ => superblock.arbiter.revision_at(self.failover.store()),
+            },
             writer: random_u64(),
             suspended: superblock.arbiter.suspended,
             succeeds: superblock.arbiter.serving_right == RecordedRight::Succeeded,
             goal,
         };
+        let proof = self.failover.proof();
         let race = run_race(arbiter, ask.clone());
         let Ok(ended) = self.unless_due(now, race).await else {
             self.failover.forget_grant();
             return Ok(());
         };
         if let (Step::Watch, Some(read)) = (now, &ended.first_read) {
-            self.compared(&ask, read).await.map_err(|_| Denied)?;
+            self.compared((&ask, proof), read).await.map_err(|_| Denied)?;
         }
         let record = match ended.outcome {
             Ok(record) => {
@@ -344,14 +353,14 @@ impl Inner {
                 let members = self.all_of_group().ok_or(Denied)?;
                 let stored = self.store_marks(&members, mark(RecordedRight::Unknown)).await;
                 stored.map_err(|_| Denied)?;
-                if read_back {
+                if read_back || record.revision < revision {
                     // The record may have been stored seconds ago. It may have been copied to
                     // another store since, where the peer would take it for a proof. So it is
-                    // written once more.
+                    // written once more, as is one that another race has replaced.
                     self.change(|state| state.published = state.published.map(Published::outdated));
                     return Err(Denied);
                 }
-                Inner::publish(&sessions, revision);
+                Inner::publish(&sessions, record.stamp());
             }
             Step::TakeOver | Step::Reclaim => return self.take_over(record, attachments).await,
             Step::Watch => self.watched(),
@@ -432,7 +441,11 @@ impl Inner {
 
     /// Compares this target's read with the source's report: a proof that both use one store, or a
     /// refutation.
-    async fn compared(self: &Arc<Self>, ask: &Ask, read: &FirstRead) -> Result<(), IoError> {
+    async fn compared(
+        self: &Arc<Self>,
+        (ask, begun): (&Ask, StoreProof),
+        read: &FirstRead,
+    ) -> Result<(), IoError> {
         let found = match race::decide(ask, read.stored.as_ref()) {
             Decision::Keep(record) => Ok(record),
             Decision::Deny(denial) => Err(denial),
@@ -443,14 +456,16 @@ impl Inner {
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
         let is_late =
             read.is_repeated || read.at_ns.saturating_sub(since_ns) > PROOF_MS * 1_000_000;
-        let compared =
-            |proof: StoreProof| proof.compared(&found, ask.own, ask.seen_revision, is_late);
-        let after = self.failover.change_proof(compared);
+        let after = self
+            .failover
+            .change_proof(|proof| proof.compared((begun, ask.seen_revision), &found, is_late));
         if before == after {
             return Ok(());
         }
-        if let (StoreProof::Refuted(revision), Err(_)) = (after, &found) {
-            let replica = self.local.superblock().replica;
+        if let StoreProof::Refuted(record) = after
+            && !is_late
+        {
+            let (replica, revision) = (self.local.superblock().replica, record.revision);
             tracing::error!(
                 %replica,
                 "the arbiter of this node lacks revision {revision} of the record, which the source has just \
@@ -462,9 +477,10 @@ impl Inner {
             let own = &mut superblock.arbiter;
             // The source may have reported another record meanwhile.
             match inner.failover.proof() {
-                StoreProof::Given(revision) => {
+                StoreProof::Given(record) => {
                     own.serving_right = RecordedRight::InSync;
-                    own.revision = own.revision.max(revision);
+                    own.revision = own.revision.max(record.revision);
+                    own.store = inner.failover.store();
                 }
                 StoreProof::Refuted(_) => own.serving_right = RecordedRight::Unknown,
                 StoreProof::NotNeeded | StoreProof::Pending(_) => {}
@@ -517,7 +533,7 @@ impl Inner {
             if !matches!(member.machine_state().role, NodeRole::Waiting { .. }) {
                 continue;
             }
-            let done = member.perform(after, actions.iter(), Progress::default()).await;
+            let done = member.perform(after, actions.iter(), OrderProgress::default()).await;
             if let Err(error) = done {
                 let replica = member.local.superblock().replica;
                 tracing::error!(%replica, "did not stop cleanly: {error}");
@@ -566,7 +582,7 @@ impl Inner {
         let _order = self.running_order();
         let _role_change = self.begin_role_change().await;
         if let Ok((after, actions)) = next(&self.machine_state(), event) {
-            let _ = self.perform(after, actions.iter(), Progress::default()).await;
+            let _ = self.perform(after, actions.iter(), OrderProgress::default()).await;
         }
     }
 }

@@ -100,7 +100,7 @@ impl RegionTable {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ticket {
+pub(crate) enum RegionTicket {
     Queued,
     /// The call counts in its regions, which the record in flight will activate.
     Admitted,
@@ -153,7 +153,7 @@ struct ActiveRegion {
 pub(crate) struct ActiveSet {
     bound: usize,
     members: Vec<ActiveRegion>,
-    tickets: BTreeMap<u64, (Range<u32>, Ticket)>,
+    tickets: BTreeMap<u64, (Range<u32>, RegionTicket)>,
     next_ticket: u64,
 }
 
@@ -170,7 +170,7 @@ impl ActiveSet {
     }
 
     pub(crate) fn has_queued(&self) -> bool {
-        self.tickets.values().any(|(_, ticket)| *ticket == Ticket::Queued)
+        self.tickets.values().any(|(_, ticket)| *ticket == RegionTicket::Queued)
     }
 
     /// Queues a ticket for at most [`PIECE_MAX_REGIONS`] regions.
@@ -178,7 +178,7 @@ impl ActiveSet {
         assert!(regions.len() <= PIECE_MAX_REGIONS as usize, "a call is split into pieces first");
         let id = self.next_ticket;
         self.next_ticket += 1;
-        self.tickets.insert(id, (regions, Ticket::Queued));
+        self.tickets.insert(id, (regions, RegionTicket::Queued));
         id
     }
 
@@ -186,9 +186,9 @@ impl ActiveSet {
     /// counts.
     pub(crate) fn answer(&mut self, id: u64) -> Option<Result<(), IoError>> {
         let result = match self.tickets.get(&id)?.1 {
-            Ticket::Granted => Ok(()),
-            Ticket::Failed(error) => Err(error),
-            Ticket::Queued | Ticket::Admitted | Ticket::Abandoned => return None,
+            RegionTicket::Granted => Ok(()),
+            RegionTicket::Failed(error) => Err(error),
+            RegionTicket::Queued | RegionTicket::Admitted | RegionTicket::Abandoned => return None,
         };
         self.tickets.remove(&id);
         Some(result)
@@ -197,11 +197,11 @@ impl ActiveSet {
     /// Abandons a ticket. Returns true when the writer should check again.
     pub(crate) fn abandon(&mut self, table: &RegionTable, id: u64) -> bool {
         let Some((regions, ticket)) = self.tickets.get_mut(&id) else { return false };
-        if *ticket == Ticket::Admitted {
-            *ticket = Ticket::Abandoned;
+        if *ticket == RegionTicket::Admitted {
+            *ticket = RegionTicket::Abandoned;
             return false;
         }
-        if *ticket == Ticket::Granted {
+        if *ticket == RegionTicket::Granted {
             table.leave(regions.clone());
         }
         self.tickets.remove(&id);
@@ -209,8 +209,10 @@ impl ActiveSet {
     }
 
     pub(crate) fn refuse_all(&mut self, error: IoError) {
-        for (_, ticket) in self.tickets.values_mut().filter(|(_, state)| *state == Ticket::Queued) {
-            *ticket = Ticket::Failed(error);
+        for (_, ticket) in
+            self.tickets.values_mut().filter(|(_, state)| *state == RegionTicket::Queued)
+        {
+            *ticket = RegionTicket::Failed(error);
         }
     }
 
@@ -238,7 +240,7 @@ impl ActiveSet {
     fn wanted(&self, table: &RegionTable) -> WantedRegions {
         let mut wanted = WantedRegions::default();
         for (regions, ticket) in self.tickets.values() {
-            if *ticket != Ticket::Queued {
+            if *ticket != RegionTicket::Queued {
                 continue;
             }
             if wanted.regions.len() + regions.len() > self.bound {
@@ -279,7 +281,7 @@ impl ActiveSet {
     /// Admits tickets in order while they fit. Returns how many regions the first misfit lacks.
     fn admit(&mut self, table: &RegionTable, plan: &mut WriterWork) -> usize {
         for (id, (regions, ticket)) in &mut self.tickets {
-            if *ticket != Ticket::Queued {
+            if *ticket != RegionTicket::Queued {
                 continue;
             }
             let new = regions.clone().filter(|region| !table.has(*region, MEMBER)).count();
@@ -296,7 +298,7 @@ impl ActiveSet {
                 table.word(region).fetch_add(1, Ordering::AcqRel);
                 table.set(region, MEMBER | USED);
             }
-            *ticket = Ticket::Admitted;
+            *ticket = RegionTicket::Admitted;
             plan.tickets.push(*id);
         }
         0
@@ -317,11 +319,11 @@ impl ActiveSet {
                 table.set(region, ACTIVE);
                 table.unset(region, CLOSED);
             }
-            if *ticket == Ticket::Abandoned {
+            if *ticket == RegionTicket::Abandoned {
                 table.leave(regions.clone());
                 self.tickets.remove(id);
             } else {
-                *ticket = Ticket::Granted;
+                *ticket = RegionTicket::Granted;
             }
         }
     }
@@ -337,10 +339,10 @@ impl ActiveSet {
         for id in &plan.tickets {
             let Some((regions, ticket)) = self.tickets.get_mut(id) else { continue };
             table.leave(regions.clone());
-            if *ticket == Ticket::Abandoned {
+            if *ticket == RegionTicket::Abandoned {
                 self.tickets.remove(id);
             } else {
-                *ticket = Ticket::Failed(error);
+                *ticket = RegionTicket::Failed(error);
             }
         }
         if plan.tickets.is_empty() {

@@ -13,7 +13,7 @@ use crate::id::MirrorId;
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::log_area::LogArea;
 use crate::intent_log::pages::{Pages, SET};
-use crate::intent_log::writer::LogStart;
+use crate::intent_log::writer::LogWriterStart;
 use crate::limits::{PAGE_WRITES_MAX, PAGES_PER_WRITE};
 use crate::ondisk::counter;
 use crate::ondisk::log_header::{LogHeader, LogTrust};
@@ -68,7 +68,7 @@ pub(crate) fn is_inconclusive(error: IoError) -> bool {
 }
 
 pub(crate) struct RecoveredLog {
-    pub(crate) start: LogStart,
+    pub(crate) start: LogWriterStart,
     pub(crate) header_sequence: u64,
 }
 
@@ -125,7 +125,7 @@ pub(crate) async fn recover(
             header = again;
         }
     }
-    let start = LogStart { name: *log, bits, pages, sequence: record.sequence };
+    let start = LogWriterStart { name: *log, bits, pages, sequence: record.sequence };
     Ok(RecoveredLog { start, header_sequence: header.sequence })
 }
 
@@ -167,5 +167,8 @@ pub(crate) async fn make(
     area.write_record(0, name, &[]).await?;
     complete(area, LogHeader { sequence: 0, log: name, replica, incarnation, geometry }).await?;
     let pages = Pages::new(geometry.pages());
-    Ok(RecoveredLog { start: LogStart { name, bits, pages, sequence: 0 }, header_sequence: 1 })
+    Ok(RecoveredLog {
+        start: LogWriterStart { name, bits, pages, sequence: 0 },
+        header_sequence: 1,
+    })
 }

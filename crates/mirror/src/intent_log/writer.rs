@@ -130,7 +130,7 @@ impl Drop for RegionRef {
     }
 }
 
-pub(crate) struct LogStart {
+pub(crate) struct LogWriterStart {
     pub(crate) name: MirrorId,
     pub(crate) bits: Bitmap,
     pub(crate) pages: Pages,
@@ -138,7 +138,7 @@ pub(crate) struct LogStart {
 }
 
 impl IntentLog {
-    pub(crate) fn new(area: LogArea, data: SharedDevice, start: LogStart) -> Arc<IntentLog> {
+    pub(crate) fn new(area: LogArea, data: SharedDevice, start: LogWriterStart) -> Arc<IntentLog> {
         let geometry = *area.geometry();
         let state = State {
             active: ActiveSet::new(geometry.active_regions_max),

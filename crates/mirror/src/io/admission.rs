@@ -18,7 +18,7 @@ use crate::io::call_admission::Counted;
 use crate::io::queue::{QueueSlot, WriteQueue};
 use crate::io::reorder::{WriteNumbers, WriteOrder};
 use crate::limits::PEERS_MAX;
-use crate::manage::transfer::Transfer;
+use crate::manage::transfer::RoleTransfer;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State};
 use crate::options::{Mode, OnCongestion, PeerOptions};
 use crate::state::status::DesiredState;
@@ -351,9 +351,9 @@ impl State {
     /// replica.
     pub(crate) fn moved(&self) -> Option<MirrorAdmission> {
         match &self.transfer {
-            Transfer::None => None,
-            Transfer::Running => Some(MirrorAdmission::Wait(self.changes)),
-            Transfer::Done(replacement) => Some(MirrorAdmission::Moved(replacement.clone())),
+            RoleTransfer::None => None,
+            RoleTransfer::Running => Some(MirrorAdmission::Wait(self.changes)),
+            RoleTransfer::Done(replacement) => Some(MirrorAdmission::Moved(replacement.clone())),
         }
     }
 }

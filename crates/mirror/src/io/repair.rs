@@ -5,7 +5,10 @@
 //!   marked;
 //! - a block is repaired under the lock on its range and with its region referenced, so no write
 //!   and no crash can leave the legs different without a mark;
-//! - a repair that fails changes nothing. The block is tried again at the next read or verify.
+//! - a repair that fails changes nothing. The block is tried again at the next read or verify;
+//! - a repair never waits for memory. Host writes that wait for its range may hold all of it, and
+//!   so may copies of a resync that wait for it. Without memory, each repair in progress takes one
+//!   page beyond the limit: at most [`REPAIRS_MAX`] and one of a verify.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use std::sync::atomic::Ordering;
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_runtime::spawn_detached;
 
-use crate::io::memory::for_copy;
+use crate::io::memory::at_most;
 use crate::io::range_lock::RangeGuard;
 use crate::io::request::RunToCompletion;
 use crate::limits::{BIT_MIN_BYTES, REPAIRS_MAX};
@@ -65,7 +68,7 @@ impl Inner {
     ) -> RangeGuard {
         for (at, unit) in blocks(offset..offset + len) {
             let device = self.local.data();
-            match device.read(at, for_copy(unit as usize).await).await {
+            match device.read(at, at_most(unit as usize)).await {
                 Err(error) if !is_outage(error) => {}
                 _ => continue,
             }
@@ -87,7 +90,7 @@ impl Inner {
         if !self.catch_up(peer.leg, peer.session_id).await || !self.is_equal(peer, at, len) {
             return (guard, Err(IoError::Unreachable));
         }
-        let data = match peer.session.read(at, for_copy(len as usize).await).await {
+        let data = match peer.session.read(at, at_most(len as usize)).await {
             Ok(data) => data.freeze(),
             Err(error) => return (guard, Err(error)),
         };
@@ -96,11 +99,12 @@ impl Inner {
             Ok(region_ref) => region_ref,
             Err(error) => return (guard, Err(error)),
         };
+        // The next source waits for rewrites that were counted before this check.
+        let (device, rewrite): (SharedDevice, _) =
+            (self.local.data().clone(), self.begin_rewrite());
         if !self.is_equal(peer, at, len) {
             return (guard, Err(IoError::Unreachable));
         }
-        let (device, rewrite): (SharedDevice, _) =
-            (self.local.data().clone(), self.begin_rewrite());
         let writing = RunToCompletion::new(async move {
             let written = device.write(at, data, false).await;
             drop((region_ref, rewrite));
@@ -134,7 +138,7 @@ impl Inner {
         peer: &RepairPeer,
         (at, len): (u64, u64),
     ) -> (RangeGuard, Result<(), IoError>) {
-        let data = match self.local.data().read(at, for_copy(len as usize).await).await {
+        let data = match self.local.data().read(at, at_most(len as usize)).await {
             Ok(data) => data.freeze(),
             Err(error) => return (guard, Err(error)),
         };

@@ -18,7 +18,7 @@ use crate::agree::versions::LinkVersion;
 use crate::id::MirrorId;
 use crate::limits::{ASK_MS, DEPOSE_MS, PEERS_MAX, REFUSAL_MS, RETRY_MIN_MS};
 use crate::manage::command::CommandError;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::{RoleChange, RoleError};
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::ReplicaRole;
@@ -38,7 +38,7 @@ fn claim(identity: &ReplicaIdentity) -> (u64, MirrorId) {
 
 /// Attempts to reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Attempts {
+pub(crate) enum ConnectAttempts {
     /// With a single attempt.
     Once,
     /// Until it answers or the time is up: both nodes may be starting.
@@ -63,17 +63,17 @@ impl Drop for Announcement {
 impl Inner {
     /// Asks every peer once.
     pub(crate) async fn ask_all_peers(self: &Arc<Self>) -> Answers {
-        self.ask_peers(Attempts::Once).await.0
+        self.ask_peers(ConnectAttempts::Once).await.0
     }
 
     /// Asks all peers at once.
     pub(crate) async fn ask_peers(
         self: &Arc<Self>,
-        attempts: Attempts,
+        attempts: ConnectAttempts,
     ) -> (Answers, [Option<Reached>; PEERS_MAX]) {
         let limit = Duration::from_millis(match attempts {
-            Attempts::Once => DEPOSE_MS,
-            Attempts::Retry => ASK_MS,
+            ConnectAttempts::Once => DEPOSE_MS,
+            ConnectAttempts::Retry => ASK_MS,
         });
         let ask = |leg: usize| {
             let inner = self.clone();
@@ -105,12 +105,12 @@ impl Inner {
         if self.legs.len() < 2 {
             return false;
         }
-        let (answers, _) = self.ask_peers(Attempts::Once).await;
+        let (answers, _) = self.ask_peers(ConnectAttempts::Once).await;
         let mut others = answers.iter().enumerate().filter(|(other, _)| *other != leg);
         others.any(|(_, answer)| matches!(answer, Some(RoleAnswer::Known { serving: true, .. })))
     }
 
-    async fn ask_peer(self: &Arc<Self>, leg: usize, attempts: Attempts) -> Option<Reached> {
+    async fn ask_peer(self: &Arc<Self>, leg: usize, attempts: ConnectAttempts) -> Option<Reached> {
         loop {
             let connector = self.legs[leg].options().connector.clone();
             if let Ok(session) = connector.connect().await {
@@ -120,7 +120,7 @@ impl Inner {
                     return Some(Reached { session, identity });
                 }
             }
-            if attempts == Attempts::Once || self.lock().closed {
+            if attempts == ConnectAttempts::Once || self.lock().closed {
                 return None;
             }
             time::sleep(Duration::from_millis(RETRY_MIN_MS)).await;
@@ -132,11 +132,15 @@ impl Inner {
     pub(crate) async fn announce(
         self: &Arc<Self>,
         forced: bool,
-        progress: &mut Progress,
+        progress: &mut OrderProgress,
     ) -> Result<(), CommandError> {
-        let (_, reached) = self.ask_peers(Attempts::Once).await;
+        let (_, reached) = self.ask_peers(ConnectAttempts::Once).await;
         let epochs = reached.iter().flatten().map(|peer| peer.identity.view.epoch);
         progress.seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
+        let is_silent = reached.iter().take(self.legs.len()).any(Option::is_none);
+        if forced && is_silent && self.is_recorded_elsewhere() {
+            return Err(OrderRefusal::OtherArbiter.into());
+        }
         let epoch = self.epoch_after(progress.seen);
         let overtaken = self.change(|state| {
             let overtaken = state.promised > 0;
@@ -247,7 +251,7 @@ impl Inner {
         let _role_change = self.begin_role_change().await;
         let decided = next(&self.machine_state(), Event::Removed { epoch });
         let (after, actions) = decided.map_err(|refusal| self.refusal(refusal))?;
-        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        let done = self.perform(after, actions.iter(), OrderProgress::default()).await;
         tracing::warn!(
             replica = %self.local.superblock().replica,
             peer = %asker,
@@ -332,7 +336,7 @@ impl Inner {
         let durable = |action: &Action| matches!(action, Action::Record(_));
         let first =
             actions.iter().position(|action| durable(&action)).map_or(usize::MAX, |at| at + 1);
-        let mut progress = Progress::default();
+        let mut progress = OrderProgress::default();
         let mut done = Ok(PeerReply::Done);
         for action in actions.iter().take(first) {
             if self.act(after.role.epoch(), action, &mut progress).await.is_err() {
@@ -393,7 +397,7 @@ impl Inner {
             ),
         }
         self.change(|_| {});
-        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        let done = self.perform(after, actions.iter(), OrderProgress::default()).await;
         done.map(drop).map_err(|error| match error {
             CommandError::Role(RoleError::Io(error)) => SessionEnd::Local(error),
             _ => SessionEnd::Changed,

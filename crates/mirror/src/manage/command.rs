@@ -9,7 +9,7 @@ use flagstone_blockdev::IoError;
 use crate::agree::plan::{HandshakePlan, plan};
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleError;
 use crate::mirror::{Inner, Mirror};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
@@ -66,6 +66,14 @@ pub(crate) fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleErro
     })
 }
 
+/// A mirror that has ended does not serve.
+fn stopped(done: Result<Vec<Undelivered>, CommandError>) -> Result<Vec<Undelivered>, RoleError> {
+    match role_error(done) {
+        Err(RoleError::Refused(OrderRefusal::Closed)) => Ok(Vec::new()),
+        stopped => stopped,
+    }
+}
+
 impl Mirror {
     /// Starts to serve if this side was the source, and each peer is recorded as out of date or
     /// there is none. Asks the peers first, for at most [`crate::limits::ASK_MS`], because one may
@@ -118,18 +126,26 @@ impl Mirror {
 
     /// Stops serving, for maintenance of the node, after asynchronous peers have received the
     /// queued writes or [`QUEUE_DELIVERY_MS`] have passed. A peer in sync that is not in the result
-    /// then has all data. This node remains the source, and serves again after a handshake: to move
-    /// the role, use [`Mirror::switchover`], or [`Mirror::demote`] first.
+    /// then has all data, or is durably recorded as out of date. This node remains the source, and
+    /// serves again after a handshake: to move the role, use [`Mirror::switchover`], or
+    /// [`Mirror::demote`] first.
     ///
     /// # Errors
     /// Errors of the local leg.
     ///
     /// [`QUEUE_DELIVERY_MS`]: crate::limits::QUEUE_DELIVERY_MS
     pub async fn stop(&self) -> Result<Vec<Undelivered>, RoleError> {
-        match role_error(self.0.order(OperatorOrder::Stop).await) {
-            Err(RoleError::Refused(OrderRefusal::Closed)) => Ok(Vec::new()),
-            stopped => stopped,
-        }
+        stopped(self.0.order(OperatorOrder::Stop).await)
+    }
+
+    /// As [`Mirror::stop`], together with the other members of its consistency group, if it is in
+    /// one: each member is stopped like this, and gets its own result. If one cannot deliver its
+    /// queue, all record the peer as out of date.
+    ///
+    /// # Errors
+    /// Errors of this member's local leg.
+    pub async fn stop_with_group(&self) -> Result<Vec<Undelivered>, RoleError> {
+        stopped(self.0.stop_with_group().await)
     }
 
     /// Gives up the role of the source for good: this side is a target from now on. Queued writes
@@ -501,7 +517,7 @@ impl Inner {
             self.disconnect(offer.leg, offer.session_id);
         }
         let (after, actions) = next(&self.machine_state(), Event::HandedOver(outcome))?;
-        let progress = Progress::after(offer.epoch);
+        let progress = OrderProgress::after(offer.epoch);
         Box::pin(self.perform(after, actions.iter(), progress)).await.map(drop)
     }
 

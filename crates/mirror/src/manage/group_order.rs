@@ -5,6 +5,10 @@
 //! fails, the order ends before the first member serves or is handed over. Members that have
 //! stopped serving then serve again, if their peer was not asked. Every offer of the role is ended,
 //! even after a failure: a member with an open offer is served nowhere.
+//!
+//! Before a group stops in order, all members deliver their queues. If one cannot, all record that
+//! the peer is out of date, by rule 9. A stop, however, ends for each member on its own: a failed
+//! disk must not make the others look crashed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +17,15 @@ use flagstone_runtime::{spawn, time};
 
 use crate::group::{ConsistencyGroup, Membership};
 use crate::io::deliver::Undelivered;
-use crate::limits::LOCAL_IO_MS;
+use crate::join::join_all;
+use crate::limits::{LOCAL_IO_MS, QUEUE_DELIVERY_MS};
 use crate::manage::command::{CommandError, RoleOffer};
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleError;
 use crate::mirror::Inner;
 use crate::state::machine::{
-    Action, Actions, Handover, MachineState, OperatorOrder, OrderRefusal, next_in_group,
+    Action, Actions, Event, Handover, MachineState, OperatorOrder, OrderRefusal, next,
+    next_in_group,
 };
 
 /// True for the actions that come after all members have prepared: to serve, or to hand over.
@@ -32,16 +38,20 @@ pub(crate) struct GroupMember {
     inner: Arc<Inner>,
     after: MachineState,
     actions: Actions,
-    progress: Progress,
+    progress: OrderProgress,
 }
 
 impl GroupMember {
     pub(crate) fn new(
         inner: Arc<Inner>,
         (after, actions): (MachineState, Actions),
-        progress: Progress,
+        progress: OrderProgress,
     ) -> GroupMember {
         GroupMember { inner, after, actions, progress }
+    }
+
+    fn action(&self, step: usize) -> Option<Action> {
+        self.actions.iter().nth(step)
     }
 
     async fn act(&mut self, action: Action) -> Result<(), CommandError> {
@@ -102,6 +112,62 @@ impl ConsistencyGroup {
     }
 }
 
+impl ConsistencyGroup {
+    /// Stops all members that serve hosts, and leaves each its result in
+    /// [`State::stopped`](crate::mirror::State).
+    pub(crate) async fn stop(self: &Arc<Self>) {
+        let members: Vec<Arc<Inner>> = self.members().into_iter().flatten().collect();
+        let _orders: Vec<_> = members.iter().map(|member| member.running_order()).collect();
+        let mut role_changes = Vec::new();
+        for member in &members {
+            role_changes.push(member.begin_role_change().await);
+        }
+        let order = Event::Order(OperatorOrder::Stop);
+        let decided = members.iter().filter_map(|inner| {
+            let (after, actions) = next(&inner.machine_state(), order).ok()?;
+            let (inner, progress) = (inner.clone(), OrderProgress::default());
+            let member = GroupMember { inner, after, actions, progress };
+            (!actions.is_empty()).then_some((member, Ok(())))
+        });
+        let mut stopping: Vec<(GroupMember, Result<(), CommandError>)> = decided.collect();
+        let longest = stopping.iter().map(|(member, _)| member.actions.iter().count()).max();
+        for step in 0..longest.unwrap_or(0) {
+            deliver_together(step, stopping.iter_mut().map(|(member, _)| member)).await;
+            let acting = stopping.iter_mut().map(|(member, result)| async move {
+                let action = member.action(step).filter(|_| result.is_ok());
+                if let Some(action) = action.filter(|action| *action != Action::DeliverQueues) {
+                    *result = member.act(action).await;
+                }
+            });
+            join_all(acting).await;
+        }
+        for (GroupMember { inner, progress, .. }, result) in stopping {
+            let stopped = result.map(|()| progress.undelivered);
+            inner.change(|state| state.stopped = Some(stopped));
+        }
+    }
+}
+
+/// Carries out [`Action::DeliverQueues`] for the members that have it as this step. If one leaves a
+/// peer behind, all do.
+async fn deliver_together(step: usize, members: impl Iterator<Item = &mut GroupMember>) {
+    let limit = Duration::from_millis(QUEUE_DELIVERY_MS);
+    let mut members: Vec<&mut GroupMember> =
+        members.filter(|member| member.action(step) == Some(Action::DeliverQueues)).collect();
+    join_all(members.iter_mut().map(|member| member.inner.deliver(limit, &mut member.progress)))
+        .await;
+    let leaves = |member: &&mut GroupMember| {
+        !member.progress.undelivered.is_empty() || member.inner.has_left_behind()
+    };
+    if members.iter().any(leaves) {
+        let leaving = members.iter_mut();
+        join_all(leaving.map(|GroupMember { inner, progress, .. }| {
+            inner.leave_all_behind(&mut progress.undelivered)
+        }))
+        .await;
+    }
+}
+
 /// Decides and carries out an order. The caller holds the locks.
 async fn carry_out(
     members: &[Arc<Inner>],
@@ -118,7 +184,7 @@ async fn carry_out(
             order => order,
         };
         let (after, actions) = next_in_group(&inner.machine_state(), order)?;
-        decided.push(GroupMember::new(inner.clone(), (after, actions), Progress::default()));
+        decided.push(GroupMember::new(inner.clone(), (after, actions), OrderProgress::default()));
     }
     if let OperatorOrder::HandOver(_) = order
         && decided.iter().all(|member| member.actions.is_empty())
@@ -145,9 +211,10 @@ pub(crate) async fn carry_out_decided(decided: &mut [GroupMember]) -> Result<(),
 async fn prepare(decided: &mut [GroupMember]) -> Result<(), CommandError> {
     let longest = decided.iter().map(|member| member.actions.iter().count()).max();
     for step in 0..longest.unwrap_or(0) {
+        deliver_together(step, decided.iter_mut()).await;
         for member in decided.iter_mut() {
-            let action = member.actions.iter().nth(step).filter(|action| !commits(*action));
-            if let Some(action) = action {
+            let acts = |action: &Action| !commits(*action) && *action != Action::DeliverQueues;
+            if let Some(action) = member.action(step).filter(acts) {
                 member.act(action).await?;
             }
         }

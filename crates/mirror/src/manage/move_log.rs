@@ -83,7 +83,7 @@ impl Replica {
                 return Err(ReplicaError::Io(IoError::Unreachable));
             }
             let to_data_device = device.is_none();
-            // Until the log is moved, a hung device is no failure of this replica.
+            // If the new device hangs, only the move fails, not the replica.
             let watch = spawn(fail_hung_calls(io.clone())).abort_on_drop();
             let moved = replica.move_log_watched(device, place, &io).await;
             drop(watch);

@@ -13,13 +13,13 @@ use flagstone_runtime::{spawn, time};
 
 use crate::io::deliver::Undelivered;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS};
-use crate::manage::announce::{Announcement, Attempts};
+use crate::manage::announce::{Announcement, ConnectAttempts};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
 use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::{
-    self, Action, Answers, Disk, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
+    self, Action, Answers, DiskState, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
     PeerDataState, ServeClaim, next,
 };
 
@@ -60,7 +60,7 @@ impl Mirror {
 
     /// Asks every peer whether it serves hosts, for [`OperatorOrder::Failover`]. Changes nothing.
     pub async fn ask_peers(&self) -> Answers {
-        self.0.ask_peers(Attempts::Once).await.0
+        self.0.ask_peers(ConnectAttempts::Once).await.0
     }
 
     /// Carries out an order.
@@ -84,7 +84,7 @@ impl Drop for RunningOrder {
 
 /// State of [`Inner::perform`] from one action to the next.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct OrderProgress {
     /// Blocks host calls from [`Action::Drain`] until the transition ends.
     block: Option<AdmissionBlock>,
     /// The highest epoch that a peer has reported.
@@ -102,39 +102,39 @@ pub(crate) struct Progress {
     pub(crate) undelivered: Vec<Undelivered>,
 }
 
-impl Progress {
+impl OrderProgress {
     /// For a transition that takes an epoch after `seen`.
-    pub(crate) fn after(seen: u64) -> Progress {
-        Progress { seen, ..Progress::default() }
+    pub(crate) fn after(seen: u64) -> OrderProgress {
+        OrderProgress { seen, ..OrderProgress::default() }
     }
 
-    /// For a transition of a target to which its source hands over, as [`Progress::after`].
-    pub(crate) fn handed_over(seen: u64, revision: u64, leaves: bool) -> Progress {
+    /// For a transition of a target to which its source hands over, as [`OrderProgress::after`].
+    pub(crate) fn handed_over(seen: u64, revision: u64, leaves: bool) -> OrderProgress {
         let handed_over = Some(Promotion::HandedOver { revision, leaves });
-        Progress { handed_over, ..Progress::after(seen) }
+        OrderProgress { handed_over, ..OrderProgress::after(seen) }
     }
 
     /// For a hand-over by a node that stops afterwards.
-    pub(crate) fn leaving() -> Progress {
-        Progress { leaves: true, ..Progress::default() }
+    pub(crate) fn leaving() -> OrderProgress {
+        OrderProgress { leaves: true, ..OrderProgress::default() }
     }
 
     /// For a transition granted by the arbiter.
-    pub(crate) fn granted(epoch: u64, revision: u64) -> Progress {
-        Progress { granted: Some((epoch, revision)), ..Progress::default() }
+    pub(crate) fn granted(epoch: u64, revision: u64) -> OrderProgress {
+        OrderProgress { granted: Some((epoch, revision)), ..OrderProgress::default() }
     }
 }
 
 /// State of the local data.
-pub(crate) fn disk_of(superblock: &Superblock, has_failed: bool, is_unverified: bool) -> Disk {
+pub(crate) fn disk_of(superblock: &Superblock, has_failed: bool, is_unverified: bool) -> DiskState {
     match superblock.flags.inconsistent {
-        _ if has_failed => Disk::Failed,
-        true if !superblock.not_received.is_empty() => Disk::Incomplete,
-        true => Disk::Inconsistent,
-        false if superblock.current.is_none() => Disk::Blank,
-        false if is_unverified => Disk::Unverified,
-        false if superblock.removed => Disk::Removed,
-        false => Disk::Consistent,
+        _ if has_failed => DiskState::Failed,
+        true if !superblock.not_received.is_empty() => DiskState::Incomplete,
+        true => DiskState::Inconsistent,
+        false if superblock.current.is_none() => DiskState::Blank,
+        false if is_unverified => DiskState::Unverified,
+        false if superblock.removed => DiskState::Removed,
+        false => DiskState::Consistent,
     }
 }
 
@@ -176,7 +176,7 @@ impl Inner {
     }
 
     /// Carries out an order, for all members of a group. Returns the undelivered writes. A stop
-    /// concerns only this member, because no write follows it.
+    /// concerns only this member: [`Inner::stop_with_group`] stops all.
     pub(crate) async fn order(
         self: &Arc<Self>,
         order: OperatorOrder,
@@ -187,6 +187,18 @@ impl Inner {
             }
             _ => self.order_alone(order).await,
         }
+    }
+
+    /// Stops, together with the other members of its group.
+    pub(crate) async fn stop_with_group(
+        self: &Arc<Self>,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        let Some(membership) = &self.group else {
+            return self.order_alone(OperatorOrder::Stop).await;
+        };
+        membership.group.stop().await;
+        // Perhaps by an earlier call for another member.
+        self.change(|state| state.stopped.take()).unwrap_or(Ok(Vec::new()))
     }
 
     /// As [`Inner::order`], for this mirror only.
@@ -233,7 +245,7 @@ impl Inner {
         event: Event,
     ) -> Result<Vec<Undelivered>, CommandError> {
         let (after, actions) = next(&self.machine_state(), event)?;
-        self.perform(after, actions.iter(), Progress::default()).await
+        self.perform(after, actions.iter(), OrderProgress::default()).await
     }
 
     pub(crate) fn running_order(self: &Arc<Self>) -> RunningOrder {
@@ -251,7 +263,7 @@ impl Inner {
         }
         let mut answers = Answers::default();
         if ask && Mirror(self.clone()).asks_before_it_serves() {
-            answers = self.ask_peers(Attempts::Retry).await.0;
+            answers = self.ask_peers(ConnectAttempts::Retry).await.0;
         }
         // A source that attaches meanwhile would make this side a target.
         let _role_change = self.begin_role_change().await;
@@ -276,7 +288,7 @@ impl Inner {
         self: &Arc<Self>,
         after: machine::MachineState,
         actions: impl Iterator<Item = Action>,
-        mut progress: Progress,
+        mut progress: OrderProgress,
     ) -> Result<Vec<Undelivered>, CommandError> {
         for action in actions {
             self.act(after.role.epoch(), action, &mut progress).await?;
@@ -288,7 +300,7 @@ impl Inner {
         self: &Arc<Self>,
         epoch: u64,
         action: Action,
-        progress: &mut Progress,
+        progress: &mut OrderProgress,
     ) -> Result<(), CommandError> {
         match action {
             // `serve_after_start` has done this.
@@ -309,11 +321,8 @@ impl Inner {
             Action::DeliverQueues | Action::LeaveBehind => {
                 let delivers = action == Action::DeliverQueues;
                 let limit_ms = if delivers { QUEUE_DELIVERY_MS } else { 0 };
-                // Nothing may enter a queue from here on.
-                let block = progress.block.get_or_insert_with(|| self.block_admission());
-                progress.undelivered =
-                    self.deliver_queues(block, Duration::from_millis(limit_ms)).await;
-                self.leave_behind(&progress.undelivered).await;
+                self.deliver(Duration::from_millis(limit_ms), progress).await;
+                self.leave_behind(&mut progress.undelivered).await;
             }
             Action::AwaitCalls => self.drain().await,
             Action::EndSessions => self.end_sessions(),
@@ -378,6 +387,13 @@ impl Inner {
             Action::Reconnect => self.reconnect_all(),
         }
         Ok(())
+    }
+
+    /// Delivers the queues within a limit, and notes what peers lack.
+    pub(super) async fn deliver(self: &Arc<Self>, limit: Duration, progress: &mut OrderProgress) {
+        // Nothing may enter a queue from here on.
+        let block = progress.block.get_or_insert_with(|| self.block_admission());
+        progress.undelivered = self.deliver_queues(block, limit).await;
     }
 
     async fn trust_data(&self) -> Result<(), IoError> {

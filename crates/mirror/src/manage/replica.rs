@@ -38,7 +38,7 @@ use crate::manage::resize::{Sizes, follow_device};
 use crate::ondisk::FormatError;
 use crate::ondisk::counter;
 use crate::ondisk::device_prefix::DevicePrefix;
-use crate::ondisk::layout::{Layout, ReplicaGeometry, follow, layout};
+use crate::ondisk::layout::{ReplicaGeometry, ReplicaLayout, follow, layout};
 use crate::ondisk::locate::{end_of, locate, locate_near};
 use crate::ondisk::log_header::LogHeader;
 use crate::ondisk::new_space::NewSpace;
@@ -89,7 +89,7 @@ pub struct Replica(Arc<Inner>);
 struct Inner {
     device: SharedDevice,
     data: SharedDevice,
-    layout: Layout,
+    layout: ReplicaLayout,
     log: Arc<IntentLog>,
     lost: Option<LogLost>,
     fifo: Arc<FifoLock>,
@@ -121,8 +121,8 @@ struct State {
 }
 
 /// A replica that was found and is not in use.
-pub(crate) struct Opened {
-    pub(crate) layout: Layout,
+pub(crate) struct OpenedReplica {
+    pub(crate) layout: ReplicaLayout,
     pub(crate) area: LogArea,
     pub(crate) superblock: Superblock,
     pub(crate) slots: SuperblockSlots,
@@ -135,7 +135,7 @@ pub(crate) fn place_metadata(
     log: Option<SharedDevice>,
     end: u64,
     geometry: &ReplicaGeometry,
-) -> Result<(Layout, ReplicaGeometry, LogArea), ReplicaError> {
+) -> Result<(ReplicaLayout, ReplicaGeometry, LogArea), ReplicaError> {
     let layout = layout(end, geometry).ok_or(ReplicaError::DataTooSmall)?;
     let geometry = ReplicaGeometry {
         usable_bytes: layout.usable_bytes.min(geometry.usable_bytes),
@@ -176,7 +176,7 @@ async fn find(
     device: &SharedDevice,
     log: Option<SharedDevice>,
     known_end: Option<u64>,
-) -> Result<Opened, ReplicaError> {
+) -> Result<OpenedReplica, ReplicaError> {
     check_blocks(device, log.as_ref())?;
     let log_device = log.clone();
     let located = locate_near(device, known_end).await?;
@@ -210,7 +210,7 @@ async fn find(
             (renew(device, &area, &mut superblock, &mut slots).await?, Some(lost))
         }
     };
-    Ok(Opened { layout, area, superblock, slots, recovered, lost })
+    Ok(OpenedReplica { layout, area, superblock, slots, recovered, lost })
 }
 
 /// Runs a future to completion even if the caller stops waiting.
@@ -245,7 +245,7 @@ impl Replica {
         let has_log_device = log.is_some();
         let device = WatchedDevice::over(device, &local_io);
         let log = log.map(|log| WatchedDevice::over(log, &local_io));
-        let Opened { layout, area, superblock, slots, recovered, lost } =
+        let OpenedReplica { layout, area, superblock, slots, recovered, lost } =
             find(&device, log, None).await?;
         let size_bytes = superblock.geometry.usable_bytes;
         let data: SharedDevice = Arc::new(DevicePrefix { device: device.clone(), size_bytes });
@@ -678,8 +678,8 @@ async fn renew(
     Ok(made)
 }
 
-#[path = "room.rs"]
-mod room;
+#[path = "growth_space.rs"]
+mod growth_space;
 
 #[path = "move_log.rs"]
 mod move_log;

@@ -21,10 +21,10 @@ use crate::intent_log::log_area::{LogArea, write_page};
 use crate::intent_log::pages::Pages;
 use crate::io::memory::at_most;
 use crate::limits::{PAGE_BYTES, PAGES_PER_WRITE};
-use crate::manage::replica::{Opened, ReplicaError};
+use crate::manage::replica::{OpenedReplica, ReplicaError};
 use crate::ondisk::FormatError;
 use crate::ondisk::counter;
-use crate::ondisk::layout::{Layout, ReplicaGeometry, follow, layout, log_layout};
+use crate::ondisk::layout::{ReplicaGeometry, ReplicaLayout, follow, layout, log_layout};
 use crate::ondisk::locate::{LocatedSuperblock, end_of};
 use crate::ondisk::log_header::LogHeader;
 use crate::ondisk::superblock::{LogProgress, Superblock};
@@ -80,7 +80,7 @@ pub(crate) struct FollowedDevice {
 /// find no metadata when the volume grows over it.
 async fn leave(
     device: &SharedDevice,
-    layout: &Layout,
+    layout: &ReplicaLayout,
     superblock: &mut Superblock,
     slots: &mut SuperblockSlots,
 ) -> Result<(), ReplicaError> {
@@ -120,11 +120,11 @@ pub(crate) struct Sizes {
 pub(crate) async fn resize(
     device: &SharedDevice,
     log: Option<SharedDevice>,
-    opened: Opened,
+    opened: OpenedReplica,
     sizes: Sizes,
     change: impl FnOnce(&mut Superblock),
 ) -> Result<(), ReplicaError> {
-    let Opened { layout, mut superblock, mut slots, recovered, .. } = opened;
+    let OpenedReplica { layout, mut superblock, mut slots, recovered, .. } = opened;
     let old = superblock.geometry;
     let Sizes { usable_bytes, zeroed_bytes } = sizes;
     if usable_bytes == old.usable_bytes {

@@ -214,7 +214,7 @@ impl Inner {
                 return true;
             }
             self.begin_serving_right(state, promotion);
-            state.serving = true;
+            (state.serving, state.stopped) = (true, None);
             for leg in &mut state.legs {
                 if !leg.receives_writes {
                     leg.generation_bumped = parts;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::agree::decide::ResyncAmount;
 use crate::manage::replica::IntentLogStatistics;
-use crate::manage::transfer::Transfer;
+use crate::manage::transfer::RoleTransfer;
 use crate::mirror::{Inner, LegState, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
@@ -19,7 +19,7 @@ impl Mirror {
     /// it serves no hosts. Its devices may be closed, because no hosts rely on their data alone.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
-        let busy = state.serving || state.closed || !matches!(state.transfer, Transfer::None);
+        let busy = state.serving || state.closed || !matches!(state.transfer, RoleTransfer::None);
         state.role != ReplicaRole::Source && !busy
     }
 

@@ -31,7 +31,7 @@ use crate::io::local::{LocalIo, WatchedDevice};
 use crate::io::new_generation::NewGeneration;
 use crate::limits::{DEPOSE_MS, PEERS_MAX, TRANSFER_CHECK_MS, TRANSFER_MS};
 use crate::manage::command::role_error;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::replica::{Replica, ReplicaError};
 use crate::manage::resize::Sizes;
 use crate::manage::roles::{RoleChange, RoleError};
@@ -48,7 +48,7 @@ use crate::wire::peer::{
 
 /// State of a transfer, a part of the mirror's state.
 #[derive(Default)]
-pub(crate) enum Transfer {
+pub(crate) enum RoleTransfer {
     /// None, or abandoned: the role decides about host calls.
     #[default]
     None,
@@ -61,14 +61,14 @@ pub(crate) enum Transfer {
 impl State {
     /// The replica is being transferred to another mirror.
     pub(crate) fn is_moving(&self) -> bool {
-        matches!(self.transfer, Transfer::Running)
+        matches!(self.transfer, RoleTransfer::Running)
     }
 
     /// The mirror that has taken over the replica.
     pub(crate) fn replacement(&self) -> Option<&Mirror> {
         match &self.transfer {
-            Transfer::Done(replacement) => Some(replacement),
-            Transfer::None | Transfer::Running => None,
+            RoleTransfer::Done(replacement) => Some(replacement),
+            RoleTransfer::None | RoleTransfer::Running => None,
         }
     }
 }
@@ -89,7 +89,7 @@ struct Running(Arc<Inner>);
 
 impl Running {
     fn new(inner: &Arc<Inner>) -> Running {
-        inner.change(|state| state.transfer = Transfer::Running);
+        inner.change(|state| state.transfer = RoleTransfer::Running);
         Running(inner.clone())
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.change(|state| {
             if state.is_moving() {
-                state.transfer = Transfer::None;
+                state.transfer = RoleTransfer::None;
             }
         });
     }
@@ -155,7 +155,7 @@ impl Mirror {
         let (after, actions) = next(&inner.machine_state(), Event::Transferred)?;
         let (epoch, was_serving) = (after.role.epoch(), inner.lock().serving);
         let running = Running::new(inner);
-        let mut progress = Progress::default();
+        let mut progress = OrderProgress::default();
         let is_last = |action: Action| action == Action::CheckDevices;
         let checks = actions.iter().position(is_last).map_or(0, |at| at + 1);
         let receiving = inner.receiving_legs();
@@ -292,7 +292,7 @@ impl Inner {
             if state.serving {
                 state.stop_serving();
             }
-            (state.closed, state.transfer) = (true, Transfer::None);
+            (state.closed, state.transfer) = (true, RoleTransfer::None);
         });
         io.fail();
         // Also reads that began before the transfer.
@@ -449,7 +449,7 @@ impl ReplicaTransfer {
             next.close();
             return Err(RoleError::DeviceHangs);
         };
-        self.inner().change(|state| state.transfer = Transfer::Done(next.clone()));
+        self.inner().change(|state| state.transfer = RoleTransfer::Done(next.clone()));
         served
     }
 

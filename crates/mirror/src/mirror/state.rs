@@ -19,8 +19,10 @@ use crate::group::{GroupSession, SharedNumbering};
 use crate::id::{Generation, MirrorId};
 use crate::io::admission::AdmissionView;
 use crate::io::call_admission::CallAdmission;
+use crate::io::deliver::Undelivered;
 use crate::io::reorder::ReorderBuffer;
-use crate::manage::transfer::Transfer;
+use crate::manage::command::CommandError;
+use crate::manage::transfer::RoleTransfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::arbitration::ServingRight;
 use crate::state::status::{DesiredState, LegPhase};
@@ -47,6 +49,8 @@ pub(crate) struct State {
     /// In a group with automatic failover: this mirror has started, and waits for its leader to
     /// serve.
     pub(crate) awaits_leader: bool,
+    /// Result of a stop of the whole group, for the order that stops this member.
+    pub(crate) stopped: Option<Result<Vec<Undelivered>, CommandError>>,
     /// Orders to change the role that have not ended, including orders that wait for another
     /// change.
     pub(crate) orders: usize,
@@ -70,7 +74,7 @@ pub(crate) struct State {
     pub(crate) counted_in_sync: bool,
     pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
     pub(crate) closed: bool,
-    pub(crate) transfer: Transfer,
+    pub(crate) transfer: RoleTransfer,
     pub(crate) requested_bytes: Option<u64>,
     /// The space that the volume is about to grow into is being zeroed for a source.
     pub(crate) zeroing: bool,
@@ -122,7 +126,7 @@ impl State {
 
     /// The mirror has ended, or moves to another one.
     pub(crate) fn has_ended(&self) -> bool {
-        self.closed || !matches!(self.transfer, Transfer::None)
+        self.closed || !matches!(self.transfer, RoleTransfer::None)
     }
 
     /// The local leg has failed and no peer serves the volume.
@@ -165,6 +169,9 @@ pub(crate) struct LegState {
     pub(crate) reconnect_requests: u64,
     /// Copy everything after the next handshake.
     pub(crate) full_resync: bool,
+    /// The session that was ended to set marks for the peer. None begins before they exist: see
+    /// [`crate::session::outdated`].
+    pub(crate) awaits_marks: Option<u64>,
     /// The role is being handed over through this session, which is kept meanwhile.
     pub(crate) handing_over: bool,
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been

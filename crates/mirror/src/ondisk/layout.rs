@@ -130,7 +130,7 @@ pub struct LogLayout {
 
 /// Positions of a replica's parts on its data device, in bytes. Host data begins at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct ReplicaLayout {
     /// Space for host data.
     pub usable_bytes: u64,
     /// The log. The space is reserved even when the log has a device of its own.
@@ -157,21 +157,21 @@ pub fn log_layout(geometry: &ReplicaGeometry) -> LogLayout {
 
 /// Layout of a data device of `device_bytes` for the granularities of `geometry`, whose size is
 /// ignored. `None` when there would be no space for data.
-pub fn layout(device_bytes: u64, geometry: &ReplicaGeometry) -> Option<Layout> {
+pub fn layout(device_bytes: u64, geometry: &ReplicaGeometry) -> Option<ReplicaLayout> {
     let page = PAGE_BYTES as u64;
     let end = device_bytes / page * page;
     // A log for a volume as large as the device is no smaller than the log actually needed.
     let whole = ReplicaGeometry { usable_bytes: end, ..*geometry };
     let log_bytes = log_layout(&whole).total_bytes;
     let log = end.checked_sub(2 * page)?.checked_sub(log_bytes)?;
-    (log > 0).then_some(Layout {
+    (log > 0).then_some(ReplicaLayout {
         usable_bytes: log,
         log,
         superblocks: [end - 2 * page, end - page],
     })
 }
 
-impl Layout {
+impl ReplicaLayout {
     /// End of the part of the device that a replica uses, in bytes.
     pub fn end(&self) -> u64 {
         self.superblocks[1] + PAGE_BYTES as u64
@@ -180,7 +180,7 @@ impl Layout {
 
 /// Layout after a device grew to `device_bytes`: the metadata moves from `end` to the new end if
 /// the two places do not overlap; otherwise `None`.
-pub fn follow(end: u64, device_bytes: u64, geometry: &ReplicaGeometry) -> Option<Layout> {
+pub fn follow(end: u64, device_bytes: u64, geometry: &ReplicaGeometry) -> Option<ReplicaLayout> {
     layout(device_bytes, geometry).filter(|new| new.log >= end)
 }
 

@@ -15,7 +15,7 @@ use flagstone_runtime::spawn;
 use crate::limits::{PAGE_BYTES, SEARCH_STEPS};
 use crate::manage::replica::ReplicaError;
 use crate::ondisk::FormatError;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::ReplicaLayout;
 use crate::ondisk::superblock::Superblock;
 use crate::ondisk::superblock_slots::{FoundSuperblock, SuperblockSlots, read_slots};
 
@@ -32,7 +32,7 @@ pub(crate) struct LocatedSuperblock {
 
 impl LocatedSuperblock {
     /// Its slots, at the place that `layout` gives for the same end.
-    pub(crate) fn slots(&self, layout: &Layout) -> SuperblockSlots {
+    pub(crate) fn slots(&self, layout: &ReplicaLayout) -> SuperblockSlots {
         let LocatedSuperblock { superblock, second_is_behind, .. } = self.clone();
         SuperblockSlots::found(
             layout.superblocks,

@@ -23,12 +23,12 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
 use crate::io::memory::at_most;
 use crate::limits::{LOCAL_IO_MS, ZERO_CHUNK_BYTES};
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::ReplicaLayout;
 
 /// The space behind a volume, and how much of it is zeroed.
 pub(crate) struct NewSpace {
     device: SharedDevice,
-    layout: Layout,
+    layout: ReplicaLayout,
     /// Size of the volume, in bytes.
     usable_bytes: u64,
     /// Held while a chunk is zeroed, until its last device call has ended.
@@ -44,7 +44,11 @@ struct State {
 
 impl NewSpace {
     /// The space behind a volume of `usable_bytes`, with unknown contents.
-    pub(crate) fn new(device: SharedDevice, layout: Layout, usable_bytes: u64) -> Arc<NewSpace> {
+    pub(crate) fn new(
+        device: SharedDevice,
+        layout: ReplicaLayout,
+        usable_bytes: u64,
+    ) -> Arc<NewSpace> {
         let state = Mutex::new(State { zeroed_bytes: usable_bytes, ended: false });
         Arc::new(NewSpace { device, layout, usable_bytes, fifo: Arc::default(), state })
     }
@@ -162,7 +166,7 @@ impl Drop for Exposed<'_> {
 }
 
 /// The parts of a range outside the metadata, whose place is zeroed when it moves away.
-fn outside_metadata(layout: &Layout, range: Range<u64>) -> [Range<u64>; 2] {
+fn outside_metadata(layout: &ReplicaLayout, range: Range<u64>) -> [Range<u64>; 2] {
     let own = layout.log..layout.end();
     [range.start..range.end.min(own.start), range.start.max(own.end)..range.end]
 }

@@ -77,7 +77,9 @@ pub struct ArbiterMark {
     /// arbiter's record allows it. So a grant to this node that it has dropped is still valid if it
     /// is recorded.
     pub source_asks: bool,
-    /// The store that the revision and the right to serve are about.
+    /// The store that the revision and the right to serve are about: a source has written to it, or
+    /// a target has read from it. Not simply the one in the configuration, where this replica may
+    /// have seen nothing yet.
     pub store: StoreId,
 }
 
@@ -96,20 +98,24 @@ impl ArbiterMark {
         }
     }
 
-    /// The mark at the store that this node uses now. At another store than before, nothing of the
-    /// record may be relied on; that a source may have acknowledged writes which its peers lack
-    /// remains true.
-    pub fn at_store(self, store: StoreId) -> ArbiterMark {
-        if self.store == store {
-            return self;
+    /// The mark of a replica that begins to use a store. A mark that another store has filled stays
+    /// there, until this replica has been recorded here.
+    pub fn at_first_store(self, store: StoreId) -> ArbiterMark {
+        match self.is_of_other_store(store) {
+            true => self,
+            false => ArbiterMark { store, ..self },
         }
-        let serving_right = match self.serving_right {
-            RecordedRight::InSync | RecordedRight::Succeeded => RecordedRight::Unknown,
-            RecordedRight::Unknown | RecordedRight::Alone | RecordedRight::Ordered => {
-                self.serving_right
-            }
+    }
+
+    /// The mark of a target after its source has said whether it asks the arbiter, and the revision
+    /// that it has seen. A record of this target with a lower one is superseded, wherever it is.
+    pub fn asked_by(self, source: Option<u64>) -> ArbiterMark {
+        let revision = match self.revision {
+            // It never had a record.
+            0 => 0,
+            own => own.max(source.unwrap_or(0)),
         };
-        ArbiterMark { serving_right, source_asks: false, store, ..self }
+        ArbiterMark { revision, source_asks: source.is_some(), ..self }
     }
 }
 

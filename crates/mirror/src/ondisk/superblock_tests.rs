@@ -93,25 +93,37 @@ prop_compose! {
     }
 }
 
+fn mark_of(store: u64, serving_right: RecordedRight) -> ArbiterMark {
+    let store = StoreId(store);
+    ArbiterMark { revision: 7, serving_right, source_asks: true, store, ..ArbiterMark::default() }
+}
+
+/// Regression: the mark of a target was moved to the store in its configuration, and its next
+/// record had a revision of the former store.
 #[test]
-fn mark_of_another_store_grants_nothing() {
-    let mark = |serving_right| ArbiterMark {
-        revision: 7,
-        serving_right,
-        source_asks: true,
-        store: StoreId(1),
-        ..ArbiterMark::default()
-    };
+fn mark_stays_at_its_store() {
     for serving_right in RecordedRight::ALL {
-        assert_eq!(mark(serving_right).at_store(StoreId(1)), mark(serving_right));
-        let moved = mark(serving_right).at_store(StoreId(2));
-        assert_eq!((moved.revision, moved.source_asks), (7, false));
-        assert_eq!(moved.serving_right.is_alone(), serving_right.is_alone(), "{serving_right:?}");
-        assert!(moved.serving_right.is_alone() || moved.serving_right == RecordedRight::Unknown);
+        let mark = mark_of(1, serving_right);
+        assert_eq!([1, 2].map(|store| mark.at_first_store(StoreId(store))), [mark; 2]);
+        assert_eq!([1, 2].map(|store| mark.revision_at(StoreId(store))), [7, (1 << 32) + 7]);
     }
-    let used = mark(RecordedRight::Unknown);
-    assert_eq!([1, 2].map(|store| used.revision_at(StoreId(store))), [7, (1 << 32) + 7]);
-    assert_eq!(ArbiterMark::default().revision_at(StoreId(2)), 0, "it has used no store");
+    let first = ArbiterMark::default().at_first_store(StoreId(2));
+    assert_eq!((first.store, first.revision_at(StoreId(2))), (StoreId(2), 0));
+    let empty = ArbiterMark { revision: 0, ..mark_of(1, RecordedRight::Ordered) };
+    assert_eq!(empty.at_first_store(StoreId(2)).store, StoreId(2), "there is no record");
+}
+
+#[test]
+fn asking_source_supersedes_earlier_target_records() {
+    let mark = mark_of(1, RecordedRight::Unknown);
+    let asked = |mark: ArbiterMark, asks| {
+        let after = mark.asked_by(asks);
+        (after.revision, after.source_asks)
+    };
+    assert_eq!(asked(mark, Some((1 << 32) + 8)), ((1 << 32) + 8, true));
+    assert_eq!((asked(mark, Some(6)), asked(mark, None)), ((7, true), (7, false)));
+    let never = ArbiterMark { revision: 0, ..mark };
+    assert_eq!(asked(never, Some(8)), (0, true));
 }
 
 proptest! {

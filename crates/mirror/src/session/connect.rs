@@ -27,9 +27,10 @@ use crate::group::SharedNumbering;
 use crate::id::{Generation, MirrorId};
 use crate::io::call_admission::Counted;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
+use crate::session::outdated::NotOutdated;
 use crate::session::resync::PassEnd;
 use crate::state::machine::next;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
@@ -56,6 +57,9 @@ pub(crate) enum SessionEnd {
     /// Another volume of the consistency group has no session to the peer.
     #[error("not all volumes of the consistency group have attached to the peer")]
     GroupIncomplete,
+    /// The peer's data would be replaced, and the peer could still be preferred after a crash.
+    #[error("no full resync: {0}")]
+    NotOutdated(#[from] NotOutdated),
     /// The session was lost, or the operator ended it.
     #[error("the session has ended")]
     Lost,
@@ -72,8 +76,8 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
                 return Some(false);
             }
             let own = &state.legs[leg];
-            (own.desired_state == DesiredState::Connected && !state.local_device_failed)
-                .then_some(true)
+            let wanted = own.desired_state == DesiredState::Connected && own.awaits_marks.is_none();
+            (wanted && !state.local_device_failed).then_some(true)
         };
         if !inner.wait(wanted).await {
             return;
@@ -290,7 +294,8 @@ impl Inner {
     ) -> Result<u64, SessionEnd> {
         self.change(|state| {
             let own = &mut state.legs[leg];
-            if state.closed || own.desired_state != DesiredState::Connected {
+            let wanted = own.desired_state == DesiredState::Connected && own.awaits_marks.is_none();
+            if state.closed || !wanted {
                 return Err(SessionEnd::Changed);
             }
             own.session_id += 1;
@@ -357,7 +362,7 @@ async fn lead(
         usable_bytes: superblock.geometry.usable_bytes,
         version,
         group: inner.group_tag(),
-        asks: version >= LinkVersion::RENEWS && inner.asks(&inner.lock()),
+        asks: inner.asks(&inner.lock()).filter(|_| version >= LinkVersion::RENEWS),
     };
     // A target of another size first adopts the source's size, and reconnects a moment later.
     let sent_ns = Inner::boot_ns();
@@ -386,8 +391,12 @@ async fn lead(
             return Err(SessionEnd::Changed);
         }
         // Not `epoch_seen`: this epoch was announced to the peer.
-        let done = inner.perform(after, actions.iter(), Progress::after(peers.view.epoch)).await;
+        let done =
+            inner.perform(after, actions.iter(), OrderProgress::after(peers.view.epoch)).await;
         done.map_err(|_| SessionEnd::NothingToDo)?;
+    }
+    if amount == Some(ResyncAmount::Full) {
+        inner.outdate_attached(leg, session_id, &peers).await?;
     }
     let _group_session = inner.join_group(leg, &session, session_id).await?;
     match amount {

@@ -4,6 +4,7 @@ pub mod bad_ranges;
 pub(crate) mod checksums;
 pub(crate) mod connect;
 mod join_group;
+pub(crate) mod outdated;
 pub mod pace;
 pub(crate) mod resync;
 pub(crate) mod split_brain;

@@ -32,7 +32,7 @@ const QUIET_WEIGHT: f64 = 1.0 / 16.0;
 
 /// The rate control of one resync.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct ResyncPace {
     limits: PaceLimits,
     /// The next copy may start at this time.
     next_ns: u64,
@@ -49,11 +49,11 @@ pub(crate) struct Pace {
 /// No limit: faster than any link.
 const UNLIMITED: f64 = 1e12;
 
-impl Pace {
+impl ResyncPace {
     /// `quiet_ns` is the mean latency of host calls before the resync, if known.
-    pub(crate) fn new(limits: PaceLimits, now_ns: u64, quiet_ns: Option<f64>) -> Pace {
+    pub(crate) fn new(limits: PaceLimits, now_ns: u64, quiet_ns: Option<f64>) -> ResyncPace {
         let rate = limits.max_bytes_per_s.map_or(UNLIMITED, |max| max as f64);
-        Pace {
+        ResyncPace {
             limits,
             next_ns: now_ns,
             rate,
@@ -133,7 +133,7 @@ mod tests {
         calls_per_s: u64,
         seconds: u64,
     ) -> (f64, f64) {
-        let mut pace = Pace::new(limits, 0, None);
+        let mut pace = ResyncPace::new(limits, 0, None);
         let (mut now, mut calls, mut nanos) = (0, 0u64, 0u64);
         let (mut copied, mut latency_sum, mut latency_count) = (0u64, 0.0, 0u64);
         while now < seconds * SECOND {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn limit_holds_over_any_interval() {
         let limits = PaceLimits { max_bytes_per_s: Some(10 * MIB), ..PaceLimits::default() };
-        let mut pace = Pace::new(limits, 0, None);
+        let mut pace = ResyncPace::new(limits, 0, None);
         let begins: Vec<u64> = (0..101).map(|_| pace.copy(MIB, 0)).collect();
         assert_eq!(begins[0], 0);
         assert!(begins.windows(2).all(|pair| pair[1] - pair[0] == SECOND / 10));
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn new_limit_applies_to_next_copy() {
         let slow = PaceLimits { max_bytes_per_s: Some(MIB), ..PaceLimits::default() };
-        let mut pace = Pace::new(slow, 0, None);
+        let mut pace = ResyncPace::new(slow, 0, None);
         pace.copy(MIB, 0);
         assert_eq!(pace.copy(MIB, 0), SECOND);
         pace.set(PaceLimits { max_bytes_per_s: Some(4 * MIB), ..slow });

@@ -46,7 +46,7 @@ use crate::mirror::{Inner, count};
 use crate::session::bad_ranges::{BadRange, BadRangeCause};
 use crate::session::checksums::checksum;
 use crate::session::connect::SessionEnd;
-use crate::session::pace::Pace;
+use crate::session::pace::ResyncPace;
 use crate::wire::peer::{PeerRefusal, RequestError, SharedSession, checksums};
 
 /// Interval at which the rate and the hosts' latency are sampled.
@@ -65,7 +65,7 @@ struct ResyncCopier {
     cursor: u64,
     /// Bits of a bad range to retry in this pass.
     retry: Option<Range<u64>>,
-    pace: Pace,
+    pace: ResyncPace,
     pause: Option<Sleep>,
     sampled_ns: u64,
     copied_then: u64,
@@ -131,7 +131,7 @@ pub(crate) async fn copy(
         flush: None,
         cursor: 0,
         retry: retry.map(|bytes| own.out_of_sync.bits_of(bytes.start, bytes.end - bytes.start)),
-        pace: Pace::new(limits, now, inner.mean_latency_ns()),
+        pace: ResyncPace::new(limits, now, inner.mean_latency_ns()),
         pause: None,
         sampled_ns: now,
         copied_then: 0,
@@ -573,7 +573,7 @@ pub(crate) async fn keep_flushed(
 mod tests {
     use std::sync::Arc;
 
-    use flagstone_blockdev::stats::Call;
+    use flagstone_blockdev::stats::CallKind;
     use flagstone_blockdev::{BlockDevice as _, MemoryDevice, StatsLayer};
     use flagstone_runtime::{block_on, buf};
 
@@ -593,7 +593,7 @@ mod tests {
                 assert_eq!(is_zero(&read), mib != 5);
                 assert!(mib != 5 || read[..4096] == [7; 4096]);
             }
-            assert_eq!(counters.totals().of(Call::Read).count, 1);
+            assert_eq!(counters.totals().of(CallKind::Read).count, 1);
             let extent = |len, is_hole| Extent { len, is_hole };
             assert!(!is_hole(&[extent(4096, true)], 8192), "the rest is unknown");
             assert!(!is_hole(&[extent(4096, true), extent(4096, false)], 8192));

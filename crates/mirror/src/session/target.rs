@@ -27,7 +27,7 @@ use crate::io::call_admission::Counted;
 use crate::io::reorder::{ReorderBuffer, WriteOrder};
 use crate::io::request::RunToCompletion;
 use crate::limits::{BAD_RANGES_MAX, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::{RecordedRight, ReplicaRole, Superblock};
@@ -273,7 +273,8 @@ impl TargetSession {
             PeerRequest::Promote { epoch, revision, leaves } => {
                 // This is the last call of its session.
                 drop(served);
-                let progress = Progress::handed_over(epoch.saturating_sub(1), revision, leaves);
+                let progress =
+                    OrderProgress::handed_over(epoch.saturating_sub(1), revision, leaves);
                 inner.promote(progress, attached).await
             }
             _ => Err(PeerRefusal::NotNow),
@@ -620,7 +621,7 @@ impl Inner {
         Ok(PeerReply::Done)
     }
 
-    async fn promote(self: &Arc<Self>, progress: Progress, by: AttachedSource) -> PeerAnswer {
+    async fn promote(self: &Arc<Self>, progress: OrderProgress, by: AttachedSource) -> PeerAnswer {
         let _role_change = self.begin_role_change().await;
         if self.lock().attached != Some(by) {
             return Err(PeerRefusal::NotNow);

@@ -47,7 +47,7 @@ fn attaching_source_takes_no_other_peers_slot() {
         let chosen = poll_fn(|cx| Poll::Ready(remembered.as_mut().poll(cx).is_pending())).await;
         assert!(chosen);
         let attach = AttachRequest {
-            asks: false,
+            asks: None,
             group: 0,
             volume: VOLUME,
             source: SOURCE,

@@ -11,9 +11,10 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
 use crate::io::repair::RepairPeer;
-use crate::limits::CHECK_BYTES;
+use crate::limits::{CHECK_BYTES, EXCLUDE_MS};
 use crate::mirror::{Inner, Mirror};
 use crate::options::Mode;
+use crate::session::outdated::NotOutdated;
 use crate::session::resync::is_outage;
 use crate::state::status::LegPhase;
 use crate::wire::peer::{PeerRefusal, RequestError, SharedSession, checksums};
@@ -69,6 +70,22 @@ pub enum VerifyError {
     /// The peer failed.
     #[error("the peer: {0}")]
     Peer(RequestError),
+    /// The arbiter did not record the peer as out of date: the differences were not copied.
+    #[error(
+        "differences were found and not copied: the arbiter has not recorded within {EXCLUDE_MS} ms that \
+         the peer is out of date"
+    )]
+    Arbiter,
+}
+
+impl From<NotOutdated> for VerifyError {
+    fn from(error: NotOutdated) -> VerifyError {
+        match error {
+            NotOutdated::Changed => VerifyError::NotInSync,
+            NotOutdated::Arbiter => VerifyError::Arbiter,
+            NotOutdated::Local(error) => VerifyError::Local(error),
+        }
+    }
 }
 
 impl Mirror {
@@ -103,13 +120,8 @@ impl Mirror {
             }
         }
         if mark && report.differing_bytes > 0 {
-            for (offset, len) in report.differences.iter().chain(&report.beyond) {
-                inner.mark(leg, *offset, *len);
-            }
-            // Before the resync: after a power failure here, nothing else names these parts.
-            inner.local.persist_marks().await.map_err(VerifyError::Local)?;
-            // The next handshake finds equal generations and marked blocks, which it copies.
-            inner.reconnect(leg, session_id);
+            let parts = report.differences.iter().chain(&report.beyond).copied();
+            inner.outdate(leg, session_id, parts).await?;
         }
         Ok(report)
     }

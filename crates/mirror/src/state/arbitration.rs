@@ -27,7 +27,7 @@
 use crate::failover::StoreProof;
 use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedRight;
-use crate::state::machine::{Disk, MachineState, NodeRole};
+use crate::state::machine::{DiskState, MachineState, NodeRole};
 use crate::state::members::Members;
 use crate::state::status::LegPhase;
 
@@ -117,10 +117,10 @@ pub struct Situation {
     pub mark: RecordedRight,
     /// Highest revision of the record seen; 0 for none.
     pub revision: u64,
-    /// True if the right and the revision of this source belong to another store than the
-    /// configured one. The peer may be granted there what this node asks for here. The source
-    /// decides nothing without its peer until it has recorded its attached peer at this store, or
-    /// the operator decides.
+    /// True if the right and the revision of this replica belong to another store than the
+    /// configured one. The peer may be granted there what this node asks for here. A source decides
+    /// nothing without its peer until it has recorded its attached peer at this store, or the
+    /// operator decides; a target, until its source has recorded it here.
     pub is_other_store: bool,
     /// Time of the next comparison with the record, which lists the peer as in sync, in the current
     /// session.
@@ -191,16 +191,21 @@ pub fn step(situation: &Situation) -> Step {
     let attached =
         situation.is_admitted && matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
     match state.role {
-        _ if state.disk != Disk::Consistent || state.promised > 0 => Step::Wait(None),
+        _ if state.disk != DiskState::Consistent || state.promised > 0 => Step::Wait(None),
         NodeRole::Closed | NodeRole::Deposed { .. } => Step::Wait(None),
         NodeRole::Serving { .. } => serving(situation, leg.phase, attached),
         _ if situation.changes_role => Step::Wait(None),
         // The volume never had a record with a peer, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
+        // Also at another store than before, where the source has just recorded it.
+        NodeRole::Target { attached: true, .. }
+            if situation.proof.is_pending() && !situation.mark.is_of_source() =>
+        {
+            Step::Watch
+        }
         _ if situation.is_other_store => Step::Wait(None),
         NodeRole::Waiting { .. } if attached => Step::Wait(None),
         NodeRole::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
-        NodeRole::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
         NodeRole::Target { attached: true, .. } if situation.mark == RecordedRight::Unknown => {
             Step::Wait(None)
         }

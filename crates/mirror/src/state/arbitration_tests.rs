@@ -1,5 +1,7 @@
 //! Tests of the steps: each rule, and the arithmetic of the lease.
 
+use flagstone_arbiter::RecordStamp;
+
 use super::*;
 use crate::agree::decide::ResyncAmount;
 use crate::limits::PEERS_MAX;
@@ -8,13 +10,14 @@ use crate::state::status::DesiredState;
 
 const SECOND: u64 = 1_000_000_000;
 const NOW: u64 = 100 * SECOND;
+pub(in crate::state) const RECORD: RecordStamp = RecordStamp { revision: 7, writer: 3 };
 const TIMING: Timing = Timing { failover_after_ns: 4 * SECOND };
 
 pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation {
     let mut legs = [None; PEERS_MAX];
     legs[0] = Some(Leg { desired: DesiredState::Connected, phase });
     let records = [PeerDataState::Current, PeerDataState::Unknown];
-    let disk = Disk::Consistent;
+    let disk = DiskState::Consistent;
     Situation {
         state: MachineState { role, disk, legs, records, promised: 0, announced: 0, leader: None },
         serving_right: ServingRight::Contested { since_ns: 0, peer_left: false },
@@ -30,7 +33,7 @@ pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation 
         ask_not_before_ns: NOW,
         source_asks: true,
         watched_ns: NOW,
-        proof: StoreProof::Given(7),
+        proof: StoreProof::Given(RECORD),
         members: Members::Ready,
         timing: TIMING,
     }
@@ -132,9 +135,9 @@ fn only_target_that_was_in_sync_takes_over() {
     waits(|other| other.revision = 0);
     waits(|other| other.ask_not_before_ns += 1);
     waits(|other| other.changes_role = true);
-    waits(|other| other.state.disk = Disk::Inconsistent);
-    waits(|other| other.state.disk = Disk::Unverified);
-    waits(|other| other.state.disk = Disk::Removed);
+    waits(|other| other.state.disk = DiskState::Inconsistent);
+    waits(|other| other.state.disk = DiskState::Unverified);
+    waits(|other| other.state.disk = DiskState::Removed);
     waits(|other| other.state.promised = 9);
     waits(|other| other.state.legs[1] = other.state.legs[0]);
     waits(|other| other.state.role = NodeRole::Deposed { by: 6 });
@@ -145,9 +148,10 @@ fn only_target_that_was_in_sync_takes_over() {
     assert_eq!(step(&Situation { watched_ns: 0, ..heard }), Step::Watch);
     let unknown = Situation { mark: RecordedRight::Unknown, ..heard };
     assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
-    for (proof, expected) in
-        [(StoreProof::Pending(7), Step::Watch), (StoreProof::Refuted(7), Step::Wait(None))]
-    {
+    for (proof, expected) in [
+        (StoreProof::Pending(RECORD), Step::Watch),
+        (StoreProof::Refuted(RECORD), Step::Wait(None)),
+    ] {
         assert_eq!(step(&Situation { proof, ..unknown }), expected, "{proof:?}");
     }
 }

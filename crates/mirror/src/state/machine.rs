@@ -32,7 +32,7 @@ pub use event::{AdmittedBy, Answers, Event, Handover, OperatorOrder, PeerConsent
 pub use group::{Following, following, next_in_group};
 pub use refusal::OrderRefusal;
 pub(crate) use state::servable;
-pub use state::{Disk, Leader, Leg, MachineState, NodeRole, PeerDataState};
+pub use state::{DiskState, Leader, Leg, MachineState, NodeRole, PeerDataState};
 pub use succession::{consented, later};
 
 use arbiter::{granted, lease_ended, outvoted};

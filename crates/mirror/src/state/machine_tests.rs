@@ -27,7 +27,7 @@ fn state(role: NodeRole) -> MachineState {
     let leg = Leg { desired: DesiredState::Connected, phase: LegPhase::InSync };
     let records = [PeerDataState::Outdated, PeerDataState::Unknown];
     let (promised, announced) = (0, 0);
-    let (disk, legs, leader) = (Disk::Consistent, [Some(leg), None], None);
+    let (disk, legs, leader) = (DiskState::Consistent, [Some(leg), None], None);
     MachineState { role, disk, legs, records, promised, announced, leader }
 }
 
@@ -103,7 +103,7 @@ fn rows() -> Vec<Row> {
         record("start; no peer met yet", PeerDataState::Unknown, Event::Opened),
         row("start; every peer recorded as out of date", Event::Opened),
         record("start; a peer may be current", PeerDataState::Current, Event::Opened),
-        disk("start; data not consistent", Disk::Inconsistent, Event::Opened),
+        disk("start; data not consistent", DiskState::Inconsistent, Event::Opened),
         row("asked at start: no answer", Event::Asked(SILENT)),
         row("asked at start: a peer serves", Event::Asked(known(true, 1, LEAD))),
         row(
@@ -119,12 +119,16 @@ fn rows() -> Vec<Row> {
         row("failover; a peer has newer data", failover(known(false, 9, yields))),
         row("failover --force", force),
         promised("failover; another node takes the role", force),
-        disk("failover --force; unverified data", Disk::Unverified, force),
-        disk("failover --force; bad ranges", Disk::Incomplete, force),
-        disk("failover; removed by its source", Disk::Removed, failover(known(false, 1, LEAD))),
-        disk("failover --force; removed by its source", Disk::Removed, force),
-        disk("failover --force; inconsistent data", Disk::Inconsistent, force),
-        disk("failover --force; no data", Disk::Blank, force),
+        disk("failover --force; unverified data", DiskState::Unverified, force),
+        disk("failover --force; bad ranges", DiskState::Incomplete, force),
+        disk(
+            "failover; removed by its source",
+            DiskState::Removed,
+            failover(known(false, 1, LEAD)),
+        ),
+        disk("failover --force; removed by its source", DiskState::Removed, force),
+        disk("failover --force; inconsistent data", DiskState::Inconsistent, force),
+        disk("failover --force; no data", DiskState::Blank, force),
         row("a peer announces that it is forced", announced(9, true)),
         row("a peer announces a failover", announced(9, false)),
         row("a peer announces an earlier epoch", announced(1, true)),
@@ -153,13 +157,17 @@ fn rows() -> Vec<Row> {
         row("the successor accepts", Event::HandedOver(Handover::Accepted)),
         row("the successor declines", Event::HandedOver(Handover::Declined)),
         promised("declines, another node takes the role", Event::HandedOver(Handover::Declined)),
-        disk("declines; local leg failed", Disk::Failed, Event::HandedOver(Handover::Declined)),
+        disk(
+            "declines; local leg failed",
+            DiskState::Failed,
+            Event::HandedOver(Handover::Declined),
+        ),
         row("the successor does not answer", Event::HandedOver(Handover::Unknown)),
         row("the data is discarded", Event::Discarded),
         row("moved to another mirror of this node", Event::Transferred),
         row("granted by the arbiter", Event::Granted),
         promised("granted by the arbiter; another node takes the role", Event::Granted),
-        disk("granted by the arbiter; inconsistent data", Disk::Inconsistent, Event::Granted),
+        disk("granted by the arbiter; inconsistent data", DiskState::Inconsistent, Event::Granted),
         row("outvoted at the arbiter", Event::Outvoted { epoch: 9 }),
         row("neither peer nor arbiter answers", Event::LeaseEnded),
         row("handshake; the peer has all data, and serves", handshake(yields, Some(9))),
@@ -352,13 +360,13 @@ fn all(mut check: impl FnMut(&MachineState, Event)) {
     let phases = [LegPhase::Disconnected, LegPhase::InSync, SPLIT];
     let records = [PeerDataState::Unknown, PeerDataState::Current, PeerDataState::Outdated];
     let disks = [
-        Disk::Consistent,
-        Disk::Blank,
-        Disk::Inconsistent,
-        Disk::Incomplete,
-        Disk::Unverified,
-        Disk::Removed,
-        Disk::Failed,
+        DiskState::Consistent,
+        DiskState::Blank,
+        DiskState::Inconsistent,
+        DiskState::Incomplete,
+        DiskState::Unverified,
+        DiskState::Removed,
+        DiskState::Failed,
     ];
     let desired = [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
     let mut events: Vec<Event> = rows().into_iter().map(|(_, _, event)| event).collect();
@@ -525,8 +533,11 @@ fn only_consistent_or_accepted_data_is_served() {
             return;
         }
         let trusted = actions.iter().any(|action| action == Action::TrustData(state.disk));
-        let is_forced = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
-        let sound = state.disk == Disk::Consistent || is_forced && trusted;
+        let is_forced = matches!(
+            state.disk,
+            DiskState::Unverified | DiskState::Incomplete | DiskState::Removed
+        );
+        let sound = state.disk == DiskState::Consistent || is_forced && trusted;
         assert!(sound, "{state:?} {event:?}");
     });
 }
@@ -598,8 +609,11 @@ fn group_member_follows_its_leader() {
             let serves = matches!(role, NodeRole::Serving { .. });
             assert!(!takes || serves || leader == Leader::Serves, "{name}, {leader:?}");
         }
-        let unsound =
-            MachineState { leader: Some(Leader::Serves), disk: Disk::Inconsistent, ..state(role) };
+        let unsound = MachineState {
+            leader: Some(Leader::Serves),
+            disk: DiskState::Inconsistent,
+            ..state(role)
+        };
         assert_eq!(following(&unsound), None, "{name}");
         assert_eq!(following(&state(role)), None, "{name}: no group, or its leader");
     }

@@ -8,7 +8,7 @@
 //! - a source whose members have different rights to serve compares the record at once.
 
 use super::arbitration::{PeerExclusion, ServingRight, Situation};
-use super::machine::{Disk, NodeRole};
+use super::machine::{DiskState, NodeRole};
 use super::status::LegPhase;
 use crate::ondisk::superblock::RecordedRight;
 
@@ -35,7 +35,7 @@ pub struct Member {
     /// Its role.
     pub role: NodeRole,
     /// State of its data.
-    pub disk: Disk,
+    pub disk: DiskState,
     /// True if it has promised its role to a peer.
     pub is_promised: bool,
     /// Phase of its leg.
@@ -65,14 +65,14 @@ impl Member {
             NodeRole::Target { attached: false, .. } => self.mark == RecordedRight::InSync,
             _ => false,
         };
-        entitled && self.disk == Disk::Consistent && !self.is_promised && !self.is_other_store
+        entitled && self.disk == DiskState::Consistent && !self.is_promised && !self.is_other_store
     }
 
     /// State beside a leader that serves.
     fn beside_source(&self, leader: &Situation) -> Members {
         let is_alone = |right| matches!(right, ServingRight::Alone(PeerExclusion::Recorded { .. }));
         let is_behind = match self.role {
-            NodeRole::Serving { .. } if self.disk == Disk::Failed => return Members::Failed,
+            NodeRole::Serving { .. } if self.disk == DiskState::Failed => return Members::Failed,
             NodeRole::Serving { .. } => !is_alone(self.serving_right),
             // Not at once: a volume that was stopped is not served again at once.
             _ if self.may_be_granted() => leader.now_ns >= leader.ask_not_before_ns,
@@ -86,7 +86,7 @@ impl Member {
 
     /// State beside a leader that does not serve, and may ask for the role.
     fn beside_candidate(&self, leader: NodeRole) -> Members {
-        let sound = self.disk == Disk::Consistent && !self.is_promised && !self.is_other_store;
+        let sound = self.disk == DiskState::Consistent && !self.is_promised && !self.is_other_store;
         match self.role {
             _ if !sound => Members::Unready,
             NodeRole::Waiting { .. } => Members::Ready,

@@ -12,7 +12,7 @@ const RECORDED: ServingRight =
 fn member(role: NodeRole, phase: LegPhase) -> Member {
     Member {
         role,
-        disk: Disk::Consistent,
+        disk: DiskState::Consistent,
         is_promised: false,
         phase,
         is_admitted: true,
@@ -43,8 +43,8 @@ fn target_asks_only_if_every_member_was_in_sync() {
             assert_eq!(step_of(leader, &others), Step::Wait(None), "{other:?}");
         }
     };
-    refused(|other| other.disk = Disk::Inconsistent);
-    refused(|other| other.disk = Disk::Failed);
+    refused(|other| other.disk = DiskState::Inconsistent);
+    refused(|other| other.disk = DiskState::Failed);
     refused(|other| other.is_promised = true);
     refused(|other| other.is_other_store = true);
     refused(|other| other.role = NodeRole::Deposed { by: 9 });
@@ -100,7 +100,7 @@ fn source_runs_degraded_with_all_members_or_none() {
     let stop_at = leader.lease_until_ns + leader.timing.grace_ns();
     let elsewhere = Member { mark: RecordedRight::Unknown, role: TARGET, ..lost };
     assert_eq!(step_of(leader, &[Some(waits), Some(elsewhere)]), Step::Wait(Some(stop_at)));
-    let failed = Member { disk: Disk::Failed, ..lost };
+    let failed = Member { disk: DiskState::Failed, ..lost };
     assert_eq!(step_of(leader, &[Some(waits), Some(failed)]), Step::StopServing);
 }
 

@@ -5,7 +5,7 @@
 use flagstone_arbiter::race::Denial;
 
 use super::arbitration::{ServingRight, Situation};
-use super::machine::{Disk, NodeRole};
+use super::machine::{DiskState, NodeRole};
 use crate::failover::StoreProof;
 use crate::named;
 use crate::ondisk::superblock::RecordedRight;
@@ -97,7 +97,7 @@ pub struct Outlook<'a> {
 pub const fn peer_obstacle(offer: LossPermission) -> Option<Obstacle> {
     match offer {
         LossPermission::Unrecorded { .. } => Some(Obstacle::NotInSync),
-        LossPermission::Recorded { .. } => None,
+        LossPermission::Recorded(_) => None,
         LossPermission::Suspended => Some(Obstacle::Suspended),
     }
 }
@@ -109,10 +109,12 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         return Some(Obstacle::Removed);
     }
     match state.disk {
-        Disk::Consistent => {}
-        Disk::Blank | Disk::Inconsistent | Disk::Incomplete => return Some(Obstacle::Inconsistent),
-        Disk::Removed => return Some(Obstacle::Removed),
-        Disk::Unverified | Disk::Failed => return Some(Obstacle::Device),
+        DiskState::Consistent => {}
+        DiskState::Blank | DiskState::Inconsistent | DiskState::Incomplete => {
+            return Some(Obstacle::Inconsistent);
+        }
+        DiskState::Removed => return Some(Obstacle::Removed),
+        DiskState::Unverified | DiskState::Failed => return Some(Obstacle::Device),
     }
     if state.promised > 0 {
         return Some(Obstacle::Promised);
@@ -146,6 +148,9 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         NodeRole::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
         NodeRole::Waiting { .. } if situation.is_other_store => Some(Obstacle::OtherArbiter),
         NodeRole::Waiting { .. } => denied,
+        NodeRole::Target { .. } if situation.is_other_store && !outlook.is_attached => {
+            Some(Obstacle::OtherArbiter)
+        }
         NodeRole::Target { .. } => match (situation.mark, outlook.offer) {
             // It has not compared the record yet.
             (RecordedRight::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
@@ -153,7 +158,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
             }
             (RecordedRight::InSync, _) => denied,
             // It has not read the source's latest record yet, or has read an older one.
-            (_, Some(LossPermission::Recorded { .. }))
+            (_, Some(LossPermission::Recorded(_)))
                 if outlook.is_attached && situation.proof != StoreProof::NotNeeded =>
             {
                 let refuted = matches!(situation.proof, StoreProof::Refuted(_));

@@ -2,7 +2,7 @@
 
 use flagstone_arbiter::NoAnswer;
 
-use super::super::arbitration::tests::{SERVING, TARGET, WAITING, situation};
+use super::super::arbitration::tests::{RECORD, SERVING, TARGET, WAITING, situation};
 use super::super::arbitration::{PeerExclusion, Step, step};
 use super::super::status::LegPhase;
 use super::*;
@@ -29,7 +29,7 @@ fn target_without_obstacle_takes_over() {
         (RecordedRight::Unknown, None, Obstacle::NotInSync),
         (
             RecordedRight::Unknown,
-            Some(LossPermission::Unrecorded { asks: true }),
+            Some(LossPermission::Unrecorded { asks: Some(7) }),
             Obstacle::NotInSync,
         ),
         (RecordedRight::Unknown, Some(LossPermission::Suspended), Obstacle::Suspended),
@@ -39,9 +39,9 @@ fn target_without_obstacle_takes_over() {
         assert_eq!(step(&other), Step::Reclaim, "{offer:?}");
     }
     for (disk, expected) in [
-        (Disk::Inconsistent, Obstacle::Inconsistent),
-        (Disk::Unverified, Obstacle::Device),
-        (Disk::Removed, Obstacle::Removed),
+        (DiskState::Inconsistent, Obstacle::Inconsistent),
+        (DiskState::Unverified, Obstacle::Device),
+        (DiskState::Removed, Obstacle::Removed),
     ] {
         let mut other = target;
         other.state.disk = disk;
@@ -79,13 +79,13 @@ fn target_without_proof_of_one_store_does_not_take_over() {
     let role = NodeRole::Target { epoch: 5, attached: true };
     let mark = RecordedRight::Unknown;
     let attached = Situation { mark, ..situation(role, LegPhase::Disconnected) };
-    let offer = Some(LossPermission::Recorded { revision: 7 });
+    let offer = Some(LossPermission::Recorded(RECORD));
     let older = Denial::Older { found: 6, seen: 7 };
     for (proof, denial, expected) in [
-        (StoreProof::Pending(7), None, Obstacle::ArbiterSilent),
-        (StoreProof::Refuted(7), Some(&older), Obstacle::RecordUnusable),
-        (StoreProof::Refuted(7), Some(&Denial::Missing), Obstacle::RecordUnusable),
-        (StoreProof::Refuted(7), None, Obstacle::RecordUnusable),
+        (StoreProof::Pending(RECORD), None, Obstacle::ArbiterSilent),
+        (StoreProof::Refuted(RECORD), Some(&older), Obstacle::RecordUnusable),
+        (StoreProof::Refuted(RECORD), Some(&Denial::Missing), Obstacle::RecordUnusable),
+        (StoreProof::Refuted(RECORD), None, Obstacle::RecordUnusable),
         (StoreProof::NotNeeded, None, Obstacle::NotInSync),
     ] {
         let outlook = Outlook { offer, denial, is_attached: true, ..OUTLOOK };

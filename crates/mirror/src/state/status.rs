@@ -210,7 +210,7 @@ pub struct MirrorStatus {
     /// A resync to this replica has not completed.
     pub inconsistent: bool,
     /// The source removed this replica from the mirror: see
-    /// [`Disk::Removed`](crate::state::machine::Disk::Removed).
+    /// [`DiskState::Removed`](crate::state::machine::Disk::Removed).
     pub removed: bool,
     /// Ranges that a resync could not copy to a peer or, on a target, that its source could not
     /// copy to it. Everything else was copied.

@@ -17,6 +17,7 @@
 
 use std::sync::Arc;
 
+pub use flagstone_arbiter::RecordStamp;
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
@@ -129,13 +130,13 @@ pub enum LossPermission {
     /// Nothing: the arbiter's record does not list the peer as in sync yet.
     Unrecorded {
         /// See [`AttachRequest::asks`].
-        asks: bool,
+        asks: Option<u64>,
     },
     /// To ask the arbiter for the role.
-    Recorded {
-        /// Revision of the record that lists the peer as in sync; not 0.
-        revision: u64,
-    },
+    Recorded(
+        /// The record that lists the peer as in sync.
+        RecordStamp,
+    ),
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
 }
@@ -213,11 +214,10 @@ pub enum PeerRequest {
     },
     /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
     HandOver,
-    /// The asker becomes the source by its operator's order, although this replica may serve hosts:
-    /// refuse them from now on. Answered when that is durable, or with [`PeerRefusal::Failed`] when
-    /// it is in effect but could not be made durable within
-    /// [`REFUSAL_MS`](crate::limits::REFUSAL_MS). Needs no attachment, but an asker that is a known
-    /// peer. Requires [`LinkVersion::DEPOSES`].
+    /// The asker's operator makes it the source: refuse hosts from now on, even if this replica
+    /// serves them. Answered when the refusal is durable, or with [`PeerRefusal::Failed`] if it is
+    /// in effect but not durable within [`REFUSAL_MS`](crate::limits::REFUSAL_MS). The asker must
+    /// be a known peer; it need not be attached. Requires [`LinkVersion::DEPOSES`].
     Depose {
         /// The volume.
         volume: MirrorId,
@@ -226,16 +226,16 @@ pub enum PeerRequest {
     },
     /// The asker is about to become the source by its operator's order. This replica agrees if it
     /// serves no hosts, and does not become the source by itself before it has met the asker.
-    /// Answered when that is durable. Needs as much as [`PeerRequest::Depose`].
+    /// Answered when that is durable. The asker must be a known peer.
     Claim {
         /// The volume.
         volume: MirrorId,
         /// The asker's next epoch. A concurrent claim of another replica is refused if it is lower.
         epoch: u64,
     },
-    /// The asker, a source, removes this replica from the mirror: record that, and serve
-    /// no hosts before a source attaches or the operator insists. Needs as much as
-    /// [`PeerRequest::Depose`]. Requires [`LinkVersion::REMOVES`].
+    /// The asker, a source, removes this replica from the mirror: record that, and serve no hosts
+    /// before a source attaches or the operator insists. The asker must be a known peer. Requires
+    /// [`LinkVersion::REMOVES`].
     Remove {
         /// The volume.
         volume: MirrorId,
@@ -246,7 +246,7 @@ pub enum PeerRequest {
     /// earlier than the longer `failover_after` of both nodes from its answer. Both are durable
     /// before the answer. Requires [`LinkVersion::RENEWS`].
     Renew {
-        /// Whether this replica may ask at all.
+        /// Whether this replica may ask the arbiter when it loses the source.
         offer: LossPermission,
         /// `failover_after` of the source, in milliseconds; not 0.
         failover_after_ms: u32,
@@ -299,9 +299,10 @@ pub struct AttachRequest {
     /// Tag of the consistency group, by its name and volumes; 0 without one. Else
     /// [`PeerRefusal::Group`].
     pub group: u16,
-    /// The source runs degraded without the target only if the arbiter's record allows it. Requires
-    /// [`LinkVersion::RENEWS`].
-    pub asks: bool,
+    /// The source runs degraded without the target only if the arbiter's record allows it: the
+    /// highest revision of that record that the source has seen. Records up to it are superseded,
+    /// also at a store that the target used before. Requires [`LinkVersion::RENEWS`].
+    pub asks: Option<u64>,
 }
 
 /// One of the ranges in [`PeerRequest::BadRange`]. The list is sent in order; when the last range

@@ -54,7 +54,7 @@ pub(crate) struct NbdConnection {
     pub(crate) tx: Tx,
     /// Requests admitted and not answered.
     executing: Cell<usize>,
-    /// These and the requests whose reply was not sent, and their payload bytes.
+    /// Executing requests and those whose reply is not sent yet; then the payload bytes of both.
     in_flight: Cell<usize>,
     bytes: Cell<usize>,
     /// Per reply that was not sent: its end in the stream of replies, and its payload bytes.

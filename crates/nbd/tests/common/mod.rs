@@ -1,7 +1,7 @@
 //! Fixtures of the server and client tests: drivers, servers and raw peers.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
-pub mod held;
+pub mod blocking_device;
 pub mod peer;
 
 use std::net::{Ipv4Addr, SocketAddr};

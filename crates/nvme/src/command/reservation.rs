@@ -19,7 +19,7 @@ const EXTENDED: u32 = 1;
 
 /// Which commands a reservation restricts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exclusion {
+pub enum ExcludedAccess {
     /// Write Exclusive: commands that write.
     Writes,
     /// Exclusive Access: commands that read or write.
@@ -28,7 +28,7 @@ pub enum Exclusion {
 
 /// Which hosts a reservation does not restrict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum ReservationScope {
     /// Its holder only.
     Holder,
     /// Registrants Only: its holder and all registrants.
@@ -41,20 +41,20 @@ pub enum Scope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservationType {
     /// Commands that it restricts.
-    pub exclusion: Exclusion,
+    pub exclusion: ExcludedAccess,
     /// Hosts that it does not restrict.
-    pub scope: Scope,
+    pub scope: ReservationScope,
 }
 
 impl ReservationType {
     /// All types, by ascending code from 1.
     pub const ALL: [Self; 6] = [
-        Self { exclusion: Exclusion::Writes, scope: Scope::Holder },
-        Self { exclusion: Exclusion::All, scope: Scope::Holder },
-        Self { exclusion: Exclusion::Writes, scope: Scope::Registrants },
-        Self { exclusion: Exclusion::All, scope: Scope::Registrants },
-        Self { exclusion: Exclusion::Writes, scope: Scope::AllRegistrants },
-        Self { exclusion: Exclusion::All, scope: Scope::AllRegistrants },
+        Self { exclusion: ExcludedAccess::Writes, scope: ReservationScope::Holder },
+        Self { exclusion: ExcludedAccess::All, scope: ReservationScope::Holder },
+        Self { exclusion: ExcludedAccess::Writes, scope: ReservationScope::Registrants },
+        Self { exclusion: ExcludedAccess::All, scope: ReservationScope::Registrants },
+        Self { exclusion: ExcludedAccess::Writes, scope: ReservationScope::AllRegistrants },
+        Self { exclusion: ExcludedAccess::All, scope: ReservationScope::AllRegistrants },
     ];
 
     /// The type with code `code`, 1 to 6.
@@ -251,12 +251,12 @@ wire! {
 
 /// Reservation Report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct ReservationReport {
     /// NUMD: bytes that the host asks for, 4 to 16 GiB.
     pub data_bytes: u64,
 }
 
-impl Report {
+impl ReservationReport {
     /// Parses `command`.
     ///
     /// # Errors
@@ -349,9 +349,9 @@ mod tests {
     #[test]
     fn report_needs_the_extended_format() {
         let mut report = Sqe::reservation_report(1, 1, 128);
-        assert_eq!(Report::parse(&report), Ok(Report { data_bytes: 128 }));
+        assert_eq!(ReservationReport::parse(&report), Ok(ReservationReport { data_bytes: 128 }));
         report.cdw11 = U32::ZERO;
-        assert_eq!(Report::parse(&report), Err(Status::HOST_ID_INCONSISTENT.dnr()));
+        assert_eq!(ReservationReport::parse(&report), Err(Status::HOST_ID_INCONSISTENT.dnr()));
     }
 
     proptest! {
@@ -364,7 +364,7 @@ mod tests {
             let _ = Register::parse(&command, &data);
             let _ = Acquire::parse(&command, &data);
             let _ = Release::parse(&command, &data);
-            let _ = Report::parse(&command);
+            let _ = ReservationReport::parse(&command);
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::limits::{ENCODED_HEADER_MAX_BYTES, TERM_REQ_MAX_BYTES};
-use crate::pdu::{FatalStatus, Frame, PduKind, Rules, Violation};
+use crate::pdu::{FatalStatus, Frame, PduKind, PduViolation, Rules};
 use crate::sgl::SglDescriptor;
 use crate::status::Status;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn any_digests() -> impl Strategy<Value = Digests> {
 }
 
 /// Receives an encoded PDU.
-fn receive(rules: &Rules, sent: &[u8]) -> Result<Frame, Violation> {
+fn receive(rules: &Rules, sent: &[u8]) -> Result<Frame, PduViolation> {
     let frame = rules.check(CommonHeader::view(sent).unwrap())?;
     frame.check_header_digest(sent)?;
     Ok(frame)

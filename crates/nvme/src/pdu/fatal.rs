@@ -67,7 +67,7 @@ impl Fatal {
 
 /// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum PduViolation {
     /// Send a `TermReq` with this error, then stop processing and close after a bounded wait.
     #[error("{0}")]
     Terminate(#[from] Fatal),
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(Fatal::UNKNOWN_TRANSFER_TAG, Fatal::field(10));
         assert_eq!(Fatal::UNKNOWN_COMMAND, Fatal::field(8));
         assert_eq!(Fatal::UNKNOWN_COMPLETION, Fatal::field(20));
-        let text = Violation::from(Fatal::field(4)).to_string();
+        let text = PduViolation::from(Fatal::field(4)).to_string();
         assert_eq!(text, "Invalid PDU Header Field (information 0x4)");
     }
 }

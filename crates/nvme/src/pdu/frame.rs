@@ -1,6 +1,6 @@
 //! Frame of a PDU: the location of all its parts, from the common header.
 
-use super::{CommonHeader, Digests, Fatal, PduKind, PduType, Violation, flags};
+use super::{CommonHeader, Digests, Fatal, PduKind, PduType, PduViolation, flags};
 use crate::digest::crc32c;
 use crate::limits::{
     CAPSULE_CMD_BYTES, CAPSULE_RESP_BYTES, DATA_HEADER_BYTES, DIGEST_BYTES, INITIALIZE_BYTES,
@@ -104,16 +104,16 @@ impl Frame {
     }
 }
 
-const FIELD_KIND: Violation = wrong(offset_of!(CommonHeader, kind));
-const FIELD_FLAGS: Violation = wrong(offset_of!(CommonHeader, flags));
-const FIELD_HEADER_BYTES: Violation = wrong(offset_of!(CommonHeader, header_bytes));
-const FIELD_DATA_OFFSET: Violation = wrong(offset_of!(CommonHeader, data_offset));
-const FIELD_PDU_BYTES: Violation = wrong(offset_of!(CommonHeader, pdu_bytes));
-const SEQUENCE: Violation = Violation::Terminate(Fatal::SEQUENCE);
-const LIMIT_EXCEEDED: Violation = Violation::Terminate(Fatal::LIMIT_EXCEEDED);
+const FIELD_KIND: PduViolation = wrong(offset_of!(CommonHeader, kind));
+const FIELD_FLAGS: PduViolation = wrong(offset_of!(CommonHeader, flags));
+const FIELD_HEADER_BYTES: PduViolation = wrong(offset_of!(CommonHeader, header_bytes));
+const FIELD_DATA_OFFSET: PduViolation = wrong(offset_of!(CommonHeader, data_offset));
+const FIELD_PDU_BYTES: PduViolation = wrong(offset_of!(CommonHeader, pdu_bytes));
+const SEQUENCE: PduViolation = PduViolation::Terminate(Fatal::SEQUENCE);
+const LIMIT_EXCEEDED: PduViolation = PduViolation::Terminate(Fatal::LIMIT_EXCEEDED);
 
-const fn wrong(field: usize) -> Violation {
-    Violation::Terminate(Fatal::field(field))
+const fn wrong(field: usize) -> PduViolation {
+    PduViolation::Terminate(Fatal::field(field))
 }
 
 impl Rules {
@@ -172,7 +172,7 @@ impl Rules {
     /// Checks the common header of a PDU.
     ///
     /// # Errors
-    /// [`Violation::Terminate`], in this order:
+    /// [`PduViolation::Terminate`], in this order:
     ///
     /// - invalid header field, with the first wrong one: an unknown type or a type for the other
     ///   direction; digest flags that differ from the negotiated ones; a wrong header length for
@@ -181,9 +181,9 @@ impl Rules {
     /// - sequence error: any other PDU before `ICReq` or `ICResp`, or a second one of these;
     /// - limit exceeded: more data than was negotiated.
     ///
-    /// [`Violation::Close`]: a malformed `TermReq`.
+    /// [`PduViolation::Close`]: a malformed `TermReq`.
     #[inline]
-    pub const fn check(&self, header: &CommonHeader) -> Result<Frame, Violation> {
+    pub const fn check(&self, header: &CommonHeader) -> Result<Frame, PduViolation> {
         // The two most frequent PDUs first.
         match (self.receiver, self.phase, PduType(header.kind)) {
             (Receiver::Controller, Phase::Transfer, PduType::CAPSULE_CMD) => {
@@ -203,7 +203,7 @@ impl Rules {
         }
     }
 
-    const fn check_rare(&self, header: &CommonHeader) -> Result<Frame, Violation> {
+    const fn check_rare(&self, header: &CommonHeader) -> Result<Frame, PduViolation> {
         match (self.receiver, self.phase, PduType(header.kind)) {
             (Receiver::Controller, _, PduType::H2C_TERM_REQ)
             | (Receiver::Host, _, PduType::C2H_TERM_REQ) => check_term_req(header),
@@ -229,7 +229,7 @@ impl Rules {
 
     /// `CapsuleCmd`: with or without data, according to the PDU length.
     #[inline]
-    const fn check_capsule(&self, header: &CommonHeader) -> Result<Frame, Violation> {
+    const fn check_capsule(&self, header: &CommonHeader) -> Result<Frame, PduViolation> {
         let header_end = CAPSULE_CMD_BYTES as u32 + self.header_digest_bytes as u32;
         if header.pdu_bytes.get() <= header_end {
             self.check_header_alone(header, PduKind::CapsuleCmd, CAPSULE_CMD_BYTES)
@@ -246,7 +246,7 @@ impl Rules {
         header: &CommonHeader,
         kind: PduKind,
         header_bytes: usize,
-    ) -> Result<Frame, Violation> {
+    ) -> Result<Frame, PduViolation> {
         if !self.digest_flags_are(header, 0) {
             return Err(FIELD_FLAGS);
         }
@@ -276,7 +276,7 @@ impl Rules {
         kind: PduKind,
         header_bytes: usize,
         max_data_bytes: u32,
-    ) -> Result<Frame, Violation> {
+    ) -> Result<Frame, PduViolation> {
         if !self.digest_flags_are(header, self.data_digest_bytes) {
             return Err(FIELD_FLAGS);
         }
@@ -319,13 +319,13 @@ impl Rules {
 }
 
 /// `TermReq`: no digests; one of invalid length gets no response.
-const fn check_term_req(header: &CommonHeader) -> Result<Frame, Violation> {
+const fn check_term_req(header: &CommonHeader) -> Result<Frame, PduViolation> {
     let pdu_bytes = header.pdu_bytes.get();
     if header.header_bytes as usize != DATA_HEADER_BYTES
         || pdu_bytes < DATA_HEADER_BYTES as u32
         || pdu_bytes > TERM_REQ_MAX_BYTES as u32
     {
-        return Err(Violation::Close);
+        return Err(PduViolation::Close);
     }
     Ok(Frame {
         kind: PduKind::TermReq,

@@ -25,7 +25,7 @@ fn controller(digests: Digests, alignment: u8) -> Rules {
 /// FES and FEI of the refusal.
 fn refused(rules: &Rules, fields: Fields) -> (u16, u32) {
     match rules.check(&header(fields)) {
-        Err(Violation::Terminate(fatal)) => (fatal.status.0, fatal.information),
+        Err(PduViolation::Terminate(fatal)) => (fatal.status.0, fatal.information),
         other => panic!("{fields:?}: {other:?}"),
     }
 }
@@ -152,7 +152,7 @@ fn malformed_term_req_gets_no_reply() {
             [(24, 23), (24, 0), (24, 153), (24, u32::MAX), (23, 24), (255, 152)]
         {
             let fields = (kind, 0, header_bytes, 0, pdu_bytes);
-            assert_eq!(rules.check(&header(fields)), Err(Violation::Close), "{fields:?}");
+            assert_eq!(rules.check(&header(fields)), Err(PduViolation::Close), "{fields:?}");
         }
         for pdu_bytes in [24, 32, 152] {
             let frame = rules.check(&header((kind, 0, 24, 0, pdu_bytes))).unwrap();
@@ -259,7 +259,7 @@ proptest! {
                     prop_assert_eq!(frame.data_offset, header.data_offset);
                 }
             }
-            Err(Violation::Terminate(fatal)) => match fatal.status {
+            Err(PduViolation::Terminate(fatal)) => match fatal.status {
                 FatalStatus::INVALID_HEADER_FIELD => prop_assert!(fatal.information <= 4),
                 status => {
                     prop_assert!(matches!(
@@ -269,7 +269,7 @@ proptest! {
                     prop_assert_eq!(fatal.information, 0);
                 }
             },
-            Err(Violation::Close) => prop_assert!(matches!(header.kind, 2 | 3)),
+            Err(PduViolation::Close) => prop_assert!(matches!(header.kind, 2 | 3)),
         }
     }
 }

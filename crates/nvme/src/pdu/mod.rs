@@ -3,12 +3,12 @@
 //! Receiving:
 //!
 //! 1. With 8 bytes, view a [`CommonHeader`] and call [`Rules::check`]. It returns the [`Frame`],
-//!    with the location of all parts of the PDU, or the [`Violation`] that ends the connection.
+//!    with the location of all parts of the PDU, or the [`PduViolation`] that ends the connection.
 //!    From here on every length is consistent and within the negotiated limits.
 //! 2. With [`Frame::header_end`] bytes, check the header digest ([`Frame::check_header_digest`]),
 //!    view the header by its kind and check it: [`InitializeRequest::check`],
 //!    [`InitializeResponse::check`], [`DataHeader::check`], [`R2tHeader::check`].
-//! 3. For a data PDU, [`Transfer::accept`] checks that it is the next piece of its transfer.
+//! 3. For a data PDU, [`DataTransfer::accept`] checks that it is the next piece of its transfer.
 //! 4. The data is [`Frame::data_bytes`] bytes from [`Frame::data_offset`]; the data digest follows.
 //!
 //! Sending: [`Encoder`] writes a header with its digest and padding into a slice. The end of a
@@ -21,13 +21,13 @@ mod headers;
 mod transfer;
 
 pub use encode::{DataFlags, Encoder, encode_term_req};
-pub use fatal::{Fatal, FatalStatus, Violation};
+pub use fatal::{Fatal, FatalStatus, PduViolation};
 pub use frame::{Frame, Phase, Receiver, Rules};
 pub use headers::{
     CapsuleCmd, CapsuleResp, CommonHeader, DataHeader, InitializeRequest, InitializeResponse,
     R2tHeader, TermReqHeader,
 };
-pub use transfer::{Piece, Transfer};
+pub use transfer::{AcceptedData, DataTransfer};
 
 use crate::codes::codes;
 

@@ -79,14 +79,14 @@ impl Attach {
         Attach { usable_bytes: U64::new(usable_bytes), ..self }
     }
 
-    /// Sets that the source runs degraded without the target only if the arbiter's record allows
-    /// it.
+    /// Sets whether the source needs the permission of the arbiter to run degraded without the
+    /// target.
     pub fn asking(self, asks: bool) -> Attach {
         let flags = self.flags.get() & !ASKS | if asks { ASKS } else { 0 };
         Attach { flags: U32::new(flags), ..self }
     }
 
-    /// The source runs degraded without the target only if the arbiter's record allows it.
+    /// True if the source needs the permission of the arbiter to run degraded without the target.
     pub const fn asks(&self) -> bool {
         self.flags.get() & ASKS != 0
     }
@@ -145,34 +145,38 @@ impl StateChange {
 pub enum LossPermission {
     /// Nothing: the arbiter's record does not list the replica as in sync yet.
     Unrecorded {
-        /// The source runs degraded without the replica only if the record allows it.
-        asks: bool,
+        /// Highest revision of the record that the source has seen, if it runs degraded without
+        /// the replica only if the record allows it.
+        asks: Option<u64>,
     },
     /// To ask the arbiter for the role when the source is lost.
     Recorded {
         /// Revision of the record; not 0.
         revision: u64,
+        /// Number of its writer.
+        writer: u64,
     },
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
 }
 
 impl LossPermission {
-    const fn fields(self) -> (u64, u32) {
+    /// Revision, code, and writer.
+    const fn fields(self) -> (u64, u32, u64) {
         match self {
-            LossPermission::Unrecorded { asks: false } => (0, 0),
-            LossPermission::Unrecorded { asks: true } => (0, 3),
-            LossPermission::Recorded { revision } => (revision, 1),
-            LossPermission::Suspended => (0, 2),
+            LossPermission::Unrecorded { asks: None } => (0, 0, 0),
+            LossPermission::Unrecorded { asks: Some(revision) } => (revision, 3, 0),
+            LossPermission::Recorded { revision, writer } => (revision, 1, writer),
+            LossPermission::Suspended => (0, 2, 0),
         }
     }
 
-    const fn of(revision: u64, code: u32) -> Option<LossPermission> {
-        match (revision, code) {
-            (0, 0) => Some(LossPermission::Unrecorded { asks: false }),
-            (0, 3) => Some(LossPermission::Unrecorded { asks: true }),
-            (1.., 1) => Some(LossPermission::Recorded { revision }),
-            (0, 2) => Some(LossPermission::Suspended),
+    const fn of(fields: (u64, u32, u64)) -> Option<LossPermission> {
+        match fields {
+            (0, 0, 0) => Some(LossPermission::Unrecorded { asks: None }),
+            (revision, 3, 0) => Some(LossPermission::Unrecorded { asks: Some(revision) }),
+            (1.., 1, writer) => Some(LossPermission::Recorded { revision: fields.0, writer }),
+            (0, 2, 0) => Some(LossPermission::Suspended),
             _ => None,
         }
     }
@@ -187,7 +191,13 @@ pub enum ReplicaRequest {
         asker: [u8; 16],
     },
     /// Requests to become the writer.
-    Attach(Attach),
+    Attach {
+        /// The data.
+        attach: Attach,
+        /// Highest revision of the arbiter's record that the source has seen; 0 unless
+        /// [`Attach::asks`].
+        revision: u64,
+    },
     /// Generation history of the source's data.
     Ancestors(Ancestors),
     /// Requests a page of the bitmap.
@@ -304,7 +314,7 @@ impl ReplicaRequest {
     pub const fn opcode(&self) -> AdminOpcode {
         match self {
             ReplicaRequest::Identify { .. } => admin::IDENTIFY,
-            ReplicaRequest::Attach(_) => admin::ATTACH,
+            ReplicaRequest::Attach { .. } => admin::ATTACH,
             ReplicaRequest::Ancestors(_) => admin::ANCESTORS,
             ReplicaRequest::Bitmap { .. } => admin::BITMAP,
             ReplicaRequest::Checksum { .. } => admin::CHECKSUM,
@@ -348,7 +358,7 @@ impl ReplicaRequest {
     /// The data that is sent with the command.
     pub fn data(&self) -> &[u8] {
         match self {
-            ReplicaRequest::Attach(attach) => attach.bytes(),
+            ReplicaRequest::Attach { attach, .. } => attach.bytes(),
             ReplicaRequest::Ancestors(ancestors) => ancestors.bytes(),
             _ => &[],
         }
@@ -375,10 +385,11 @@ impl ReplicaRequest {
                 set(16, &u32::from(leaves).to_le_bytes());
             }
             ReplicaRequest::Renew { offer, failover_after_ms } => {
-                let (revision, code) = offer.fields();
+                let (revision, code, writer) = offer.fields();
                 set(0, &revision.to_le_bytes());
                 set(8, &code.to_le_bytes());
                 set(12, &failover_after_ms.to_le_bytes());
+                set(16, &writer.to_le_bytes());
             }
             ReplicaRequest::Checksum { offset, len, unit_bytes } => {
                 set(0, &offset.to_le_bytes());
@@ -395,8 +406,8 @@ impl ReplicaRequest {
                 set(16, &index.to_le_bytes());
                 set(18, &count.to_le_bytes());
             }
-            ReplicaRequest::Attach(_) | ReplicaRequest::Ancestors(_) | ReplicaRequest::HandOver => {
-            }
+            ReplicaRequest::Attach { revision, .. } => set(0, &revision.to_le_bytes()),
+            ReplicaRequest::Ancestors(_) | ReplicaRequest::HandOver => {}
             ReplicaRequest::RunDegraded { lost: uuid, generation: number }
             | ReplicaRequest::Depose { volume: uuid, epoch: number }
             | ReplicaRequest::Claim { volume: uuid, epoch: number }
@@ -427,7 +438,11 @@ impl ReplicaRequest {
             admin::ATTACH => {
                 let attach = Attach::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
                 attach.check()?;
-                (ReplicaRequest::Attach(*attach), 0)
+                let revision = fields.u64(0);
+                if revision != 0 && !attach.asks() {
+                    return Err(INVALID);
+                }
+                (ReplicaRequest::Attach { attach: *attach, revision }, 8)
             }
             admin::ANCESTORS => {
                 let ancestors =
@@ -453,12 +468,13 @@ impl ReplicaRequest {
                 )
             }
             admin::RENEW => {
-                let offer = LossPermission::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
+                let offer = (fields.u64(0), fields.u32(8), fields.u64(16));
+                let offer = LossPermission::of(offer).ok_or(INVALID)?;
                 let failover_after_ms = fields.u32(12);
                 if !(1..=FAILOVER_AFTER_MAX_MS).contains(&failover_after_ms) {
                     return Err(INVALID);
                 }
-                (ReplicaRequest::Renew { offer, failover_after_ms }, 16)
+                (ReplicaRequest::Renew { offer, failover_after_ms }, 24)
             }
             admin::HAND_OVER => (ReplicaRequest::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),

@@ -6,9 +6,10 @@ use proptest::prelude::*;
 
 fn any_offer() -> impl Strategy<Value = LossPermission> {
     prop_oneof![
-        any::<bool>().prop_map(|asks| LossPermission::Unrecorded { asks }),
+        any::<Option<u64>>().prop_map(|asks| LossPermission::Unrecorded { asks }),
         Just(LossPermission::Suspended),
-        (1u64..).prop_map(|revision| LossPermission::Recorded { revision }),
+        (1u64.., any::<u64>())
+            .prop_map(|(revision, writer)| LossPermission::Recorded { revision, writer }),
     ]
 }
 
@@ -22,10 +23,11 @@ fn any_request() -> impl Strategy<Value = ReplicaRequest> {
     ];
     prop_oneof![
         any::<[u8; 16]>().prop_map(|asker| ReplicaRequest::Identify { asker }),
-        (uuid(), uuid(), any::<[u64; 3]>(), any::<[bool; 2]>(), any::<u16>()).prop_map(
-            |(a, b, [c, d, size], [e, asks], version)| {
-                let attach = Attach::new(a, b, c, d, e).of_size(size).asking(asks);
-                ReplicaRequest::Attach(attach.of_version(version))
+        (uuid(), uuid(), any::<[u64; 3]>(), any::<(bool, Option<u64>)>(), any::<u16>()).prop_map(
+            |(a, b, [c, d, size], (e, asks), version)| {
+                let attach = Attach::new(a, b, c, d, e).of_size(size).asking(asks.is_some());
+                let attach = attach.of_version(version);
+                ReplicaRequest::Attach { attach, revision: asks.unwrap_or(0) }
             }
         ),
         any::<[u64; ANCESTORS]>().prop_map(|said| ReplicaRequest::Ancestors(Ancestors::new(said))),
@@ -116,18 +118,19 @@ fn invalid_values_are_refused() {
         ReplicaRequest::JoinGroup { session: 0 },
         ReplicaRequest::RunDegraded { lost: [1; 16], generation: 0 },
         ReplicaRequest::Renew {
-            offer: LossPermission::Recorded { revision: 0 },
+            offer: LossPermission::Recorded { revision: 0, writer: 1 },
             failover_after_ms: 1,
         },
         ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: 0 },
         ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: u32::MAX },
-        ReplicaRequest::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
+        ReplicaRequest::Attach { attach: Attach::new([0; 16], [1; 16], 1, 1, false), revision: 0 },
+        ReplicaRequest::Attach { attach: Attach::new([1; 16], [1; 16], 1, 1, false), revision: 1 },
     ] {
         assert_eq!(parse(request), Err(INVALID), "{request:?}");
     }
     let far = ReplicaRequest::Checksum { offset: u64::MAX - 4095, len: 4096, unit_bytes: 4096 };
     assert_eq!(parse(far), Err(Status::LBA_OUT_OF_RANGE.dnr()));
-    let attach = ReplicaRequest::Attach(Attach::default()).command(1, 1);
+    let attach = ReplicaRequest::Attach { attach: Attach::default(), revision: 0 }.command(1, 1);
     let short = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
     assert_eq!(ReplicaRequest::parse(&attach, &[1; 63]), short);
     let mut other = Sqe::keep_alive(1);

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::{
-    self as auth, ControllerOptions, Explanation, Group, Hash, KeyVersion, Names, Progress,
-    Randomness,
+    self as auth, ControllerOptions, DhGroup, ExchangeProgress, Explanation, Hash, KeyVersion,
+    Names, Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::{FabricsType, Sqe, Status};
@@ -24,8 +24,8 @@ use crate::CommandReply;
 use crate::admin::reply_data;
 use crate::concatenation::{ConcatenationRefusal, ConcatenationRule};
 use crate::generated_psks::NewPsk;
-use crate::handshakes::{FailureReason, Handshake};
-use crate::tls::Channel;
+use crate::handshakes::{FailureReason, PendingHandshake};
+use crate::tls::ChannelProof;
 
 /// Authentication of a queue.
 pub(crate) enum Authentication {
@@ -47,7 +47,7 @@ pub(crate) enum Stage {
     /// None has begun.
     Idle,
     /// Connect has reserved the handshake.
-    Admitted(Handshake),
+    Admitted(PendingHandshake),
     /// The host has to send or fetch a message.
     Exchanging(Box<Exchange>),
     /// A message is being computed.
@@ -59,7 +59,7 @@ pub(crate) struct Exchange {
     controller: auth::ControllerExchange,
     keys: KeyVersion,
     concatenation: ConcatenationRule,
-    handshake: Handshake,
+    handshake: PendingHandshake,
     began: Instant,
 }
 
@@ -84,11 +84,14 @@ enum Step {
 impl Authentication {
     /// State after Connect: `handshake` if the host has to authenticate. A generated PSK is the
     /// result of an authentication, which may be repeated.
-    pub(super) fn new(handshake: Option<Handshake>, channel: Channel<'_>) -> Authentication {
+    pub(super) fn new(
+        handshake: Option<PendingHandshake>,
+        channel: ChannelProof<'_>,
+    ) -> Authentication {
         match (handshake, channel) {
             (Some(handshake), _) => Self::Required(Stage::Admitted(handshake)),
-            (None, Channel::GeneratedPsk(_)) => Self::Passed(Stage::Idle),
-            (None, Channel::Plain | Channel::ConfiguredKey) => Self::NotRequired,
+            (None, ChannelProof::GeneratedPsk(_)) => Self::Passed(Stage::Idle),
+            (None, ChannelProof::Plain | ChannelProof::ConfiguredKey) => Self::NotRequired,
         }
     }
 
@@ -219,7 +222,7 @@ impl Connection {
         let concatenation = self.concatenation(controller, session.connected.queue.qid);
         // A host that need not authenticate has no key for an exchange.
         let stage = session.authentication.stage().ok_or(out_of_order)?;
-        let begin = |handshake: Handshake| {
+        let begin = |handshake: PendingHandshake| {
             let keys = controller.subsystem.keys_of(&controller.host.nqn);
             let keys = keys.ok_or(out_of_order)?;
             // Before the secrets are read: a replacement in between invalidates keys derived from
@@ -234,7 +237,7 @@ impl Connection {
                 host_secrets: secrets(&keys.host),
                 own_secret: keys.controller.as_ref().and_then(auth::KeyRing::first),
                 hashes: Hash::ALL.into(),
-                groups: Group::ALL.into(),
+                groups: DhGroup::ALL.into(),
                 concatenation: concatenation.accepted,
             };
             let controller =
@@ -266,12 +269,19 @@ impl Connection {
         let psk = self.settle_psk(&mut exchange);
         let progress = exchange.controller.progress();
         let failure = match (progress, psk) {
-            (Progress::Authenticated, PskOutcome::Refused(_)) => {
+            (ExchangeProgress::Authenticated, PskOutcome::Refused(_)) => {
                 Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
             }
-            (Progress::AwaitsHost | Progress::AwaitsFetch | Progress::Authenticated, _) => None,
-            (Progress::Failing(explanation), _) => Some(FailureReason::Refused(explanation)),
-            (Progress::Failed(_), _) => Some(FailureReason::Distrusted),
+            (
+                ExchangeProgress::AwaitsHost
+                | ExchangeProgress::AwaitsFetch
+                | ExchangeProgress::Authenticated,
+                _,
+            ) => None,
+            (ExchangeProgress::Failing(explanation), _) => {
+                Some(FailureReason::Refused(explanation))
+            }
+            (ExchangeProgress::Failed(_), _) => Some(FailureReason::Distrusted),
         };
         if let Some(reason) = failure
             && exchange.handshake.fail(reason)
@@ -281,11 +291,11 @@ impl Connection {
         let mut session = self.session.borrow_mut();
         let Some(session) = session.as_mut() else { return Ok(()) };
         match (progress, psk) {
-            (Progress::Authenticated, PskOutcome::Refused(_)) => {
+            (ExchangeProgress::Authenticated, PskOutcome::Refused(_)) => {
                 session.authentication = Authentication::Failed;
                 return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
             }
-            (Progress::Authenticated, PskOutcome::Kept | PskOutcome::None) => {
+            (ExchangeProgress::Authenticated, PskOutcome::Kept | PskOutcome::None) => {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
                 // The host reconnects with TLS, and sends no other command on this queue, even
@@ -294,13 +304,13 @@ impl Connection {
                     (Authentication::PskMade(since, _), ..) => {
                         Authentication::PskMade(*since, Stage::Idle)
                     }
-                    (_, PskOutcome::Kept, Channel::Plain) => {
+                    (_, PskOutcome::Kept, ChannelProof::Plain) => {
                         Authentication::PskMade(time::now(), Stage::Idle)
                     }
                     _ => Authentication::Passed(Stage::Idle),
                 };
             }
-            (Progress::Failed(_), _) => session.authentication = Authentication::Failed,
+            (ExchangeProgress::Failed(_), _) => session.authentication = Authentication::Failed,
             _ => {
                 if let Some(stage) = session.authentication.stage() {
                     *stage = Stage::Exchanging(exchange);
@@ -397,7 +407,7 @@ impl Step {
                 Ok(None)
             }
             Step::Fetch(room) => {
-                let nothing = controller.progress() == Progress::AwaitsHost;
+                let nothing = controller.progress() == ExchangeProgress::AwaitsHost;
                 let message = controller.fetch(room).ok_or(match nothing {
                     true => Status::COMMAND_SEQUENCE_ERROR.dnr(),
                     false => Status::INVALID_FIELD.dnr(),

@@ -25,7 +25,7 @@
 
 mod admin;
 mod authentication;
-mod fast;
+mod fast_path;
 mod fused;
 mod receive;
 mod respond;
@@ -48,7 +48,7 @@ use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
-use super::queue::{CommandInFlight, Phase};
+use super::queue::{AdmissionPhase, CommandInFlight};
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 pub(crate) use authentication::Authentication;
@@ -107,7 +107,7 @@ pub(crate) struct Connection {
     awaits: Cell<Awaits>,
 }
 
-pub(crate) struct AdmittedCommand(Rc<Connection>, Option<Phase>);
+pub(crate) struct AdmittedCommand(Rc<Connection>, Option<AdmissionPhase>);
 
 impl std::ops::Deref for AdmittedCommand {
     type Target = Rc<Connection>;

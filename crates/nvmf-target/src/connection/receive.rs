@@ -15,7 +15,7 @@ use flagstone_nvme::limits::{
 use flagstone_nvme::opcode::DataDirection;
 use flagstone_nvme::pdu::{
     CapsuleCmd, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame, InitializeRequest,
-    InitializeResponse, PduKind, Receiver, Rules, TermReqHeader, Violation,
+    InitializeResponse, PduKind, PduViolation, Receiver, Rules, TermReqHeader,
 };
 use flagstone_nvme::sgl::{DataPointer, SglError};
 use flagstone_nvme::wire::Wire;
@@ -34,12 +34,12 @@ use flagstone_transport::limits::DIRECT_BYTES;
 use flagstone_transport::{MessageShape, Rx, ShapePredictor};
 
 /// End of the connection for a violation, with the header that is returned to the peer.
-fn violation(violation: impl Into<Violation>, offending: &[u8]) -> ConnectionEnd {
+fn violation(violation: impl Into<PduViolation>, offending: &[u8]) -> ConnectionEnd {
     match violation.into() {
-        Violation::Terminate(fatal) => {
+        PduViolation::Terminate(fatal) => {
             ConnectionEnd::Violation { fatal, offending: offending.to_vec() }
         }
-        Violation::Close => ConnectionEnd::Terminated("its TermReq is malformed".to_owned()),
+        PduViolation::Close => ConnectionEnd::Terminated("its TermReq is malformed".to_owned()),
     }
 }
 

@@ -15,7 +15,7 @@ use super::Connection;
 use crate::concatenation::{ConcatenationRule, ConcatenationScope};
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
-use crate::tls::{Channel, HandshakeKeys, KeyOrigin, ProvenNames, TlsFailureReason, TlsMode};
+use crate::tls::{ChannelProof, HandshakeKeys, KeyOrigin, ProvenNames, TlsFailureReason, TlsMode};
 use crate::{Controller, Target};
 
 /// Host authenticated by TLS.
@@ -177,11 +177,11 @@ impl Connection {
     }
 
     /// Proof of the host's identity by the channel.
-    pub(super) fn channel(&self) -> Channel<'_> {
+    pub(super) fn channel(&self) -> ChannelProof<'_> {
         match &self.tls_host {
-            None => Channel::Plain,
-            Some(TlsHost { generated: None, .. }) => Channel::ConfiguredKey,
-            Some(TlsHost { generated: Some(identity), .. }) => Channel::GeneratedPsk(identity),
+            None => ChannelProof::Plain,
+            Some(TlsHost { generated: None, .. }) => ChannelProof::ConfiguredKey,
+            Some(TlsHost { generated: Some(identity), .. }) => ChannelProof::GeneratedPsk(identity),
         }
     }
 

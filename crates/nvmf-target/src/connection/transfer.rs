@@ -1,14 +1,14 @@
 //! Transfer table: commands whose data was requested with an R2T and is still arriving.
 
 use flagstone_nvme::Sqe;
-use flagstone_nvme::pdu::{DataHeader, Fatal, Piece, Transfer};
+use flagstone_nvme::pdu::{AcceptedData, DataHeader, DataTransfer, Fatal};
 use flagstone_runtime::{Buf, BufMut};
 use std::mem::offset_of;
 
 /// Command with a transfer in progress.
 pub(super) struct PendingTransfer {
     pub(super) command: Sqe,
-    transfer: Transfer,
+    transfer: DataTransfer,
     /// Length of the command's data, and of its other half, in bytes.
     pub(super) bytes: usize,
     /// The command's buffer; `None` while a piece is being received into it.
@@ -62,7 +62,7 @@ impl Transfers {
                 tag
             }
         };
-        let transfer = Transfer::of_r2t(command.cid.get(), tag, 0, len)?;
+        let transfer = DataTransfer::of_r2t(command.cid.get(), tag, 0, len)?;
         let bytes = data.len() + half.as_ref().map_or(0, |half| half.bytes());
         let (data, digest_error) = (Some(data), false);
         let pending = PendingTransfer { command, transfer, bytes, data, digest_error, half };
@@ -74,7 +74,7 @@ impl Transfers {
     pub(super) fn accept(
         &mut self,
         header: &DataHeader,
-    ) -> Result<(&mut PendingTransfer, Piece), Fatal> {
+    ) -> Result<(&mut PendingTransfer, AcceptedData), Fatal> {
         let tag = usize::from(header.transfer_tag.get());
         let pending = self.slots.get_mut(tag).and_then(Option::as_mut);
         let pending = pending.ok_or(Fatal::field(offset_of!(DataHeader, transfer_tag)))?;

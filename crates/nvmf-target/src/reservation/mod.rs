@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_nvme::command::reservation::{
-    Acquire, Register, Release, Report, ReportHeader, ReportRegistrant,
+    Acquire, Register, Release, ReportHeader, ReportRegistrant, ReservationReport,
 };
 use flagstone_nvme::log::reservation::NotificationType;
 use flagstone_nvme::status::Status;
@@ -36,14 +36,14 @@ use flagstone_transport::grace_period;
 use parking_lot::Mutex;
 
 use super::namespace::{NamespaceAccess, NamespaceConfig};
-use super::subsystem::Subsystem;
+use super::subsystem::ServedSubsystem;
 use super::{Target, TargetError};
 use crate::admin::reply_data;
 use crate::config::TargetConfig;
 pub(crate) use notify::NotificationLog;
 use record::{decode, encode};
-use state::{Change, Reservations};
 pub(crate) use state::{DataUse, HostId, Restriction};
+use state::{ReservationChange, Reservations};
 
 /// CNTLID of every registrant: the dynamic controller model has no fixed identifiers.
 const DYNAMIC_CONTROLLER: u16 = 0xffff;
@@ -124,7 +124,7 @@ impl NamespaceReservations {
     }
 
     /// The change that `command` of `host` makes.
-    fn plan(&self, host: HostId, command: &Sqe, data: &[u8]) -> Result<Change, Status> {
+    fn plan(&self, host: HostId, command: &Sqe, data: &[u8]) -> Result<ReservationChange, Status> {
         let state = self.state.lock();
         match IoOpcode(command.opcode) {
             IoOpcode::RESERVATION_REGISTER => {
@@ -162,7 +162,7 @@ impl NamespaceReservations {
 
     /// Data of Reservation Report `command`.
     pub(crate) fn report(&self, command: &Sqe, config: &TargetConfig) -> Result<BufMut, Status> {
-        let report = Report::parse(command)?;
+        let report = ReservationReport::parse(command)?;
         let asked = u32::try_from(report.data_bytes).ok().filter(|&all| all <= config.mdts_bytes);
         let mut data = reply_data(command, asked.ok_or(Status::INVALID_FIELD.dnr())? as usize)?;
         let state = self.state.lock();
@@ -216,7 +216,7 @@ impl Target {
     }
 }
 
-impl Subsystem {
+impl ServedSubsystem {
     /// Executes Reservation Register, Acquire or Release of `host`.
     pub(crate) async fn change_reservations(
         &self,
@@ -228,7 +228,7 @@ impl Subsystem {
         let _turn = self.reservation_turn.take().await;
         let namespace = self.table().get(nsid).cloned().ok_or(Status::INVALID_NAMESPACE.dnr())?;
         let reservations = namespace.reservations.clone().ok_or(Status::INVALID_OPCODE.dnr())?;
-        let Change { next, notices } = reservations.plan(host, command, data)?;
+        let ReservationChange { next, notices } = reservations.plan(host, command, data)?;
         reservations.commit(nsid, next).await?;
         let restriction = reservations.restriction();
         if restriction != namespace.restriction {

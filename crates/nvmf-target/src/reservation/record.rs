@@ -13,7 +13,7 @@
 //! A record that does not match its checksum, or breaks an invariant of [`Reservations`], is
 //! refused: the namespace would otherwise admit hosts that were fenced.
 
-use flagstone_nvme::command::reservation::{ReservationType, Scope};
+use flagstone_nvme::command::reservation::{ReservationScope, ReservationType};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::wire::{U16, U32, U64, Wire};
 
@@ -78,7 +78,7 @@ pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
     let reservation = match (header[14], ReservationType::from_code(header[14])) {
         (0, _) => None,
         (_, None) => return Err("the record has an unknown type of reservation"),
-        (_, Some(kind)) if kind.scope == Scope::AllRegistrants => {
+        (_, Some(kind)) if kind.scope == ReservationScope::AllRegistrants => {
             Some(Reservation::Shared { kind })
         }
         (_, Some(kind)) => Some(Reservation::Held { kind, by: holder }),

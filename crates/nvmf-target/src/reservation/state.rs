@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use flagstone_nvme::command::reservation::{
-    Acquire, AcquireAction, Exclusion, Register, RegisterAction, Release, ReleaseAction,
-    ReservationType, Scope,
+    Acquire, AcquireAction, ExcludedAccess, Register, RegisterAction, Release, ReleaseAction,
+    ReservationScope, ReservationType,
 };
 use flagstone_nvme::log::reservation::NotificationType;
 use flagstone_nvme::status::Status;
@@ -37,8 +37,10 @@ pub(crate) enum Reservation {
 impl Reservation {
     fn new(kind: ReservationType, host: HostId) -> Reservation {
         match kind.scope {
-            Scope::AllRegistrants => Reservation::Shared { kind },
-            Scope::Holder | Scope::Registrants => Reservation::Held { kind, by: host },
+            ReservationScope::AllRegistrants => Reservation::Shared { kind },
+            ReservationScope::Holder | ReservationScope::Registrants => {
+                Reservation::Held { kind, by: host }
+            }
         }
     }
 
@@ -71,7 +73,7 @@ pub(crate) struct Reservations {
 
 /// Outcome of a successful command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct ReservationChange {
     pub(crate) next: Reservations,
     /// Notifications to other hosts.
     pub(crate) notices: Vec<(HostId, NotificationType)>,
@@ -88,7 +90,7 @@ impl Reservations {
         host: HostId,
         command: Register,
         can_persist: bool,
-    ) -> Result<Change, Status> {
+    ) -> Result<ReservationChange, Status> {
         if command.persist == Some(true) && !can_persist {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -127,7 +129,11 @@ impl Reservations {
     ///
     /// # Errors
     /// Reservation Conflict; Invalid Field for a key of 0 that preempts nothing.
-    pub(crate) fn acquire(&self, host: HostId, command: Acquire) -> Result<Change, Status> {
+    pub(crate) fn acquire(
+        &self,
+        host: HostId,
+        command: Acquire,
+    ) -> Result<ReservationChange, Status> {
         self.check_registered(&host, command.current)?;
         let mut change = self.begin();
         match (command.action, self.reservation) {
@@ -151,7 +157,11 @@ impl Reservations {
     ///
     /// # Errors
     /// Reservation Conflict; Invalid Field if the reservation has another type.
-    pub(crate) fn release(&self, host: HostId, command: Release) -> Result<Change, Status> {
+    pub(crate) fn release(
+        &self,
+        host: HostId,
+        command: Release,
+    ) -> Result<ReservationChange, Status> {
         self.check_registered(&host, command.current)?;
         let mut change = self.begin();
         match (command.action, self.reservation) {
@@ -177,8 +187,8 @@ impl Reservations {
         if self.registrants.get(host) == Some(&key) { Ok(()) } else { Err(CONFLICT) }
     }
 
-    fn begin(&self) -> Change {
-        Change { next: self.clone(), notices: Vec::new() }
+    fn begin(&self) -> ReservationChange {
+        ReservationChange { next: self.clone(), notices: Vec::new() }
     }
 
     /// True if the invariants of the module hold.
@@ -186,17 +196,17 @@ impl Reservations {
         let holder = match self.reservation {
             None => true,
             Some(Reservation::Held { kind, by }) => {
-                kind.scope != Scope::AllRegistrants && self.registrants.contains_key(&by)
+                kind.scope != ReservationScope::AllRegistrants && self.registrants.contains_key(&by)
             }
             Some(Reservation::Shared { kind }) => {
-                kind.scope == Scope::AllRegistrants && !self.registrants.is_empty()
+                kind.scope == ReservationScope::AllRegistrants && !self.registrants.is_empty()
             }
         };
         holder && self.registrants.len() <= RESERVATION_REGISTRANTS
     }
 }
 
-impl Change {
+impl ReservationChange {
     /// Removes registrations with `key`, and takes the reservation if it is theirs.
     fn preempt(
         &mut self,
@@ -258,7 +268,7 @@ impl Change {
     /// them are notified.
     fn release(&mut self, host: &HostId) {
         let ended = self.next.reservation.take();
-        if ended.is_some_and(|ended| ended.kind().scope != Scope::Holder) {
+        if ended.is_some_and(|ended| ended.kind().scope != ReservationScope::Holder) {
             self.notify_others(host, NotificationType::RESERVATION_RELEASED);
         }
     }
@@ -268,7 +278,7 @@ impl Change {
         self.notices.extend(others.map(|other| (*other, kind)));
     }
 
-    fn checked(self) -> Change {
+    fn checked(self) -> ReservationChange {
         assert!(self.next.is_consistent(), "reservation state is inconsistent: {:?}", self.next);
         self
     }
@@ -284,7 +294,7 @@ pub(crate) enum DataUse {
 /// Restriction that a reservation places on hosts, as connections see it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Restriction {
-    exclusion: Exclusion,
+    exclusion: ExcludedAccess,
     /// Hosts without restriction, ascending.
     admitted: Box<[HostId]>,
 }
@@ -294,7 +304,9 @@ impl Restriction {
     pub(crate) fn of(state: &Reservations) -> Option<Restriction> {
         let reservation = state.reservation?;
         let admitted: Box<[HostId]> = match reservation {
-            Reservation::Held { kind, by } if kind.scope == Scope::Holder => Box::new([by]),
+            Reservation::Held { kind, by } if kind.scope == ReservationScope::Holder => {
+                Box::new([by])
+            }
             _ => state.registrants.keys().copied().collect(),
         };
         Some(Restriction { exclusion: reservation.kind().exclusion, admitted })
@@ -306,7 +318,7 @@ impl Restriction {
     /// Reservation Conflict.
     #[inline]
     pub(crate) fn check(&self, host: &HostId, data: DataUse) -> Result<(), Status> {
-        let excluded = self.exclusion == Exclusion::All || data == DataUse::Writes;
+        let excluded = self.exclusion == ExcludedAccess::All || data == DataUse::Writes;
         if !excluded || self.admitted.binary_search(host).is_ok() {
             return Ok(());
         }
@@ -319,7 +331,7 @@ impl Restriction {
             (_, None) => true,
             (None, Some(_)) => false,
             (Some(old), Some(new)) => {
-                (old.exclusion == new.exclusion || new.exclusion == Exclusion::Writes)
+                (old.exclusion == new.exclusion || new.exclusion == ExcludedAccess::Writes)
                     && old.admitted.iter().all(|host| new.admitted.binary_search(host).is_ok())
             }
         }

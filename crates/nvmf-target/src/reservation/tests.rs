@@ -8,7 +8,7 @@ use flagstone_nvme::status::Status;
 use proptest::prelude::*;
 
 use super::record::{decode, encode};
-use super::state::{Change, DataUse, HostId, Reservation, Reservations, Restriction};
+use super::state::{DataUse, HostId, Reservation, ReservationChange, Reservations, Restriction};
 use crate::limits::RESERVATION_REGISTRANTS;
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.dnr();
@@ -39,7 +39,7 @@ fn acquire(
     number: u8,
     kind: ReservationType,
     current: u64,
-) -> Result<Change, Status> {
+) -> Result<ReservationChange, Status> {
     state.acquire(host(number), Acquire { action: AcquireAction::Acquire, kind, current })
 }
 
@@ -49,7 +49,7 @@ fn preempt(
     kind: ReservationType,
     current: u64,
     key: u64,
-) -> Result<Change, Status> {
+) -> Result<ReservationChange, Status> {
     state.acquire(host(number), Acquire { action: AcquireAction::Preempt { key }, kind, current })
 }
 
@@ -58,11 +58,11 @@ fn release(
     number: u8,
     kind: ReservationType,
     current: u64,
-) -> Result<Change, Status> {
+) -> Result<ReservationChange, Status> {
     state.release(host(number), Release { action: ReleaseAction::Release(kind), current })
 }
 
-fn unregister(state: &Reservations, number: u8) -> Change {
+fn unregister(state: &Reservations, number: u8) -> ReservationChange {
     let action = RegisterAction::Unregister { current: None };
     state.register(host(number), Register { action, persist: None }, false).unwrap()
 }

@@ -12,7 +12,7 @@ use super::*;
 use crate::concatenation::ConcatenationRefusal;
 use crate::generated_psks::NewPsk;
 use crate::queue::ControllerQueue;
-use crate::tls::Channel;
+use crate::tls::ChannelProof;
 
 fn invalid(field: ConnectField) -> ConnectRefusal {
     field.into()
@@ -90,7 +90,7 @@ fn queue_of_a_psk_that_has_ended_is_not_attached() {
         let attach = |qid| {
             let line = Box::new(HangupCounter::default());
             let queue = Arc::new(ControllerQueue::new(qid, 32, true, HOST_ID, line));
-            host.controller().attach(queue, Channel::GeneratedPsk(&identity))
+            host.controller().attach(queue, ChannelProof::GeneratedPsk(&identity))
         };
         let generated = &target.tls.generated;
         generated.insert(NewPsk { psk, keys, proven: true }, None, time::now());

@@ -4,7 +4,7 @@ mod admin;
 mod connect;
 mod events;
 mod identify;
-mod life;
+mod life_cycle;
 mod logs;
 pub(super) mod support;
 

@@ -14,7 +14,7 @@ use flagstone_runtime::{Buf, BufMut};
 
 use crate::connect::ConnectRefusal;
 use crate::queue::Hangup;
-use crate::tls::Channel;
+use crate::tls::ChannelProof;
 use crate::*;
 
 /// Device without contents.
@@ -139,7 +139,7 @@ impl Attempt {
 
     pub(crate) fn send(&self, target: &Arc<Target>) -> Result<Connected, ConnectRefusal> {
         let line = Box::new(self.line.clone());
-        connect(target, &self.command, &self.data, (self.local, None), Channel::Plain, line)
+        connect(target, &self.command, &self.data, (self.local, None), ChannelProof::Plain, line)
     }
 }
 

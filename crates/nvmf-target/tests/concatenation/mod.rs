@@ -16,7 +16,7 @@ fn concatenating(kind: Concatenation) -> auth::HostExchange {
         secret: secret(1),
         controller_secrets: vec![secret(2)],
         hashes: Hash::ALL.into(),
-        groups: vec![Group::Null, Group::Ffdhe2048],
+        groups: vec![DhGroup::Null, DhGroup::Ffdhe2048],
         concatenation: kind,
     };
     auth::HostExchange::new(options, 7, Randomness::from_words(random_u64))

@@ -4,7 +4,7 @@
 mod commands;
 mod data;
 mod digests;
-mod ends;
+mod setup_teardown;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -16,20 +16,20 @@ use flagstone_blockdev::IoError;
 use super::{OldMaps, leaf_end};
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
-use crate::manage::shared::{Shared, Usage};
-use crate::map::recent::Change;
-use crate::map::tree::{Found, Tree, read_page};
+use crate::manage::shared::{SegmentUsage, Shared};
+use crate::map::recent::MapChange;
+use crate::map::tree::{PathLookup, Tree, read_page};
 use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
 /// Changes to merge into one tree.
 #[derive(Debug, Default)]
 pub(crate) struct MergeInput {
     /// Changed blocks, ascending. They override `zeroes`.
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Vec<MapChange>,
     /// Ranges of zeroes, in blocks.
     pub(crate) zeroes: Vec<Range<u64>>,
     /// Pages to rewrite although their entries did not change.
@@ -52,12 +52,12 @@ pub(crate) struct Merged {
 }
 
 /// New entries of pages, by index.
-type Level = Vec<(u64, Entry)>;
+type Level = Vec<(u64, MapEntry)>;
 
 pub(super) struct Merge<'a> {
     shared: &'a Shared,
     maps: &'a OldMaps<'a>,
-    usage: &'a mut Usage,
+    usage: &'a mut SegmentUsage,
     old: Tree,
     ownership: Ownership,
     /// Birth of new pages.
@@ -69,7 +69,7 @@ pub(super) struct Merge<'a> {
 impl<'a> Merge<'a> {
     pub(super) fn new(
         maps: &'a OldMaps<'a>,
-        usage: &'a mut Usage,
+        usage: &'a mut SegmentUsage,
         old: Tree,
         ownership: Ownership,
         birth: u64,
@@ -102,7 +102,7 @@ impl<'a> Merge<'a> {
     }
 
     /// Drops an entry of the old tree. Returns true if the tree owned it, so that it was freed.
-    fn retire(&mut self, entry: Entry, level: u8, index: u64) -> Result<bool, IoError> {
+    fn retire(&mut self, entry: MapEntry, level: u8, index: u64) -> Result<bool, IoError> {
         let own = self.ownership.is_own(entry.birth, (index + 1).saturating_mul(span(level)));
         if own {
             self.usage.retire(self.shared, entry)?;
@@ -112,11 +112,11 @@ impl<'a> Merge<'a> {
 
     /// Entry and content of an old page. Entries of a damaged page are lost, except in the metadata
     /// map, which must be whole.
-    async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
+    async fn old_page(&self, level: u8, index: u64) -> Result<(MapEntry, Arc<MapPage>), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let place = PagePlace { volume: self.old.volume, level, index };
         let lookup = async || self.old.lookup_page(storage, cache, level, index).await;
-        let entry = self.maps.read(lookup).await?.unwrap_or(Entry::LOST);
+        let entry = self.maps.read(lookup).await?.unwrap_or(MapEntry::LOST);
         if entry.is_hole() {
             return Ok((entry, Arc::default()));
         }
@@ -126,7 +126,7 @@ impl<'a> Merge<'a> {
             None if place.volume == 0 => Err(IoError::ReadFault),
             None => {
                 tracing::error!(pool = self.shared.name, ?place, "map page is lost");
-                let page = MapPage { entries: [Entry::LOST; FANOUT], ..MapPage::default() };
+                let page = MapPage { entries: [MapEntry::LOST; FANOUT], ..MapPage::default() };
                 Ok((entry, Arc::new(page)))
             }
         }
@@ -144,8 +144,8 @@ impl<'a> Merge<'a> {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
                 let find = async || self.old.find(storage, cache, block).await;
                 block = match self.maps.read(find).await? {
-                    Some(Found::Holes(count)) => block.saturating_add(count),
-                    Some(Found::Leaf(_)) | None => {
+                    Some(PathLookup::Holes(count)) => block.saturating_add(count),
+                    Some(PathLookup::Leaf(_)) | None => {
                         leaves.insert(leaf_of(block));
                         leaf_end(leaf_of(block))
                     }
@@ -168,7 +168,7 @@ impl<'a> Merge<'a> {
             for range in &input.zeroes {
                 let part = range.start.max(blocks.start)..range.end.min(blocks.end);
                 for block in part {
-                    page.entries[(block - blocks.start) as usize] = Entry::HOLE;
+                    page.entries[(block - blocks.start) as usize] = MapEntry::HOLE;
                 }
             }
             let own = changes.partition_point(|change| change.block < blocks.end);
@@ -196,7 +196,7 @@ impl<'a> Merge<'a> {
     async fn inner(
         &mut self,
         level: u8,
-        below: &[(u64, Entry)],
+        below: &[(u64, MapEntry)],
         touched: BTreeSet<u64>,
     ) -> Result<Level, IoError> {
         let mut batch = Vec::new();
@@ -224,7 +224,7 @@ impl<'a> Merge<'a> {
         &mut self,
         level: u8,
         index: u64,
-        old: Entry,
+        old: MapEntry,
         mut page: MapPage,
         batch: &mut Vec<(u64, MapPage)>,
         done: &mut Level,
@@ -233,7 +233,7 @@ impl<'a> Merge<'a> {
         if page.is_empty() {
             // Write the pages of the batch first, to keep the order of indexes.
             self.write(level, batch, done).await?;
-            done.push((index, Entry::HOLE));
+            done.push((index, MapEntry::HOLE));
             return Ok(());
         }
         page.volume = self.old.volume;
@@ -270,7 +270,7 @@ impl<'a> Merge<'a> {
         let appended = self.shared.append(records, memory).await?;
         let written = batch.drain(..).zip(checksums).zip(appended.payload..);
         for (((index, page), checksum), location) in written.collect::<Vec<_>>() {
-            let entry = Entry { location, birth, checksum };
+            let entry = MapEntry { location, birth, checksum };
             self.usage.add(self.shared, entry);
             self.shared.cache.put(entry, Arc::new(page));
             done.push((index, entry));

@@ -7,13 +7,13 @@ use super::merge::{Merge, MergeInput};
 use super::relocate::Moving;
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
-use crate::manage::shared::{Shared, State, Usage};
+use crate::manage::shared::{SegmentUsage, Shared, State};
 use crate::manage::space::USAGE_PER_BLOCK;
-use crate::map::recent::Change;
+use crate::map::recent::MapChange;
 use crate::map::tree::Tree;
 use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::PagePlace;
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, checksum};
@@ -27,8 +27,8 @@ pub(crate) const VOLUME_TABLE_BLOCK: u64 = 1 << 22;
 /// Metadata of the last checkpoint, or of the one being written.
 pub(crate) struct Metadata {
     tree: Tree,
-    usage_on_disk: Usage,
-    pub(crate) usage: Usage,
+    usage_on_disk: SegmentUsage,
+    pub(crate) usage: SegmentUsage,
     pub(crate) volume_table_bytes: Vec<u8>,
 }
 
@@ -68,11 +68,11 @@ impl Metadata {
     pub(super) async fn write(
         &mut self,
         old: &OldMaps<'_>,
-        usage: &Usage,
+        usage: &SegmentUsage,
         volume_table: &VolumeTable,
         moving: &Moving,
         birth: u64,
-    ) -> Result<Entry, IoError> {
+    ) -> Result<MapEntry, IoError> {
         let (shared, volume_table_bytes) = (old.shared, volume_table.encode());
         let moved = |index: u64| moving.touched.contains(&PagePlace { volume: 0, level: 0, index });
         let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
@@ -116,7 +116,7 @@ impl Metadata {
 async fn write_blocks(
     shared: &Shared,
     blocks: &[(u64, Option<Block>)],
-    changes: &mut Vec<Change>,
+    changes: &mut Vec<MapChange>,
 ) -> Result<(), IoError> {
     let present: Vec<(u64, &Block)> =
         blocks.iter().filter_map(|(index, block)| Some((*index, block.as_ref()?))).collect();
@@ -130,13 +130,13 @@ async fn write_blocks(
     let appended = shared.append(records, memory).await?;
     let mut location = appended.payload;
     for (index, block) in blocks {
-        let entry = block.as_ref().map_or(Entry::HOLE, |block| {
+        let entry = block.as_ref().map_or(MapEntry::HOLE, |block| {
             let entry =
-                Entry { location, birth: appended.sequence, checksum: checksum(&block[..]) };
+                MapEntry { location, birth: appended.sequence, checksum: checksum(&block[..]) };
             location += 1;
             entry
         });
-        changes.push(Change { volume: 0, block: *index, entry });
+        changes.push(MapChange { volume: 0, block: *index, entry });
     }
     Ok(())
 }

@@ -17,16 +17,16 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use crate::manage::shared::{Shared, State, Usage};
+use crate::manage::shared::{SegmentUsage, Shared, State};
 use crate::map::orders::Trees;
-use crate::map::recent::{Change, Recent};
+use crate::map::recent::{MapChange, Recent};
 use crate::map::tree::PageError;
 use crate::ondisk::chunk::SnapshotOrder;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
-use crate::ondisk::volume_table::{VolumeState, VolumeTable};
-use crate::read_retries::{ReadRetries, Unreadable};
+use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
+use crate::read_retries::{ReadFailure, ReadRetries};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
 use relocate::Moving;
@@ -76,20 +76,20 @@ impl OldMaps<'_> {
         };
         match self.retries.read(&self.shared.storage, is_stopped, attempt).await {
             Ok(read) => Ok(read),
-            Err(Unreadable::Defect) if self.is_opening => Ok(None),
-            Err(Unreadable::Defect) => Err(IoError::ReadFault),
-            Err(Unreadable::Device(unread)) => Err(unread.error),
+            Err(ReadFailure::Defect) if self.is_opening => Ok(None),
+            Err(ReadFailure::Defect) => Err(IoError::ReadFault),
+            Err(ReadFailure::Device(unread)) => Err(unread.error),
         }
     }
 }
 
 /// A checkpoint in progress.
-struct Work<'a> {
+struct MaintenanceWork<'a> {
     shared: &'a Shared,
     old: OldMaps<'a>,
     volume_table: VolumeTable,
     trees: Trees,
-    usage: Usage,
+    usage: SegmentUsage,
 }
 
 impl Shared {
@@ -118,7 +118,7 @@ impl Shared {
                 state.freeze(start, None);
             }
             let frozen = state.frozen.clone().expect("it was frozen");
-            let work = Work {
+            let work = MaintenanceWork {
                 shared: self,
                 old: OldMaps {
                     shared: self,
@@ -161,7 +161,7 @@ impl Shared {
             (superblock.start, superblock.log) = (frozen.start, frozen.log);
         });
         turn.write(&superblock, None).await?;
-        let Work { volume_table, trees, usage, .. } = work;
+        let MaintenanceWork { volume_table, trees, usage, .. } = work;
         self.commit(superblock, &frozen.volume_table, &volume_table, trees, meta, usage);
         drop(turn);
         drop(frozen);
@@ -181,7 +181,7 @@ impl Shared {
         after: &VolumeTable,
         trees: Trees,
         meta: Metadata,
-        usage: Usage,
+        usage: SegmentUsage,
     ) {
         let mut state = self.state.lock();
         let state: &mut State = &mut state;
@@ -199,7 +199,7 @@ impl Shared {
                 (merged.mapped, merged.shared, merged.root);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
             // The volume may have been deleted since the changes were sealed.
-            if merged.state != VolumeState::Present {
+            if merged.state != VolumePresence::Present {
                 volume.state = merged.state;
             }
         }
@@ -227,7 +227,7 @@ impl Frozen {
     }
 }
 
-impl Work<'_> {
+impl MaintenanceWork<'_> {
     /// Merges the changes of every volume into its tree.
     async fn merge(&mut self, frozen: &Frozen, moving: &Moving) -> Result<(), IoError> {
         let changes = frozen.recent.sorted();
@@ -243,7 +243,7 @@ impl Work<'_> {
     async fn merge_volume(
         &mut self,
         id: u32,
-        changes: &[Change],
+        changes: &[MapChange],
         frozen: &Frozen,
         moving: &Moving,
     ) -> Result<(), IoError> {
@@ -285,20 +285,20 @@ impl Work<'_> {
     }
 
     /// Counts a block or page as no longer used.
-    fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
+    fn retire(&mut self, entry: MapEntry) -> Result<(), IoError> {
         self.usage.retire(self.shared, entry)
     }
 
     /// Counts a block or page as used.
-    fn add(&mut self, entry: Entry) {
+    fn add(&mut self, entry: MapEntry) {
         self.usage.add(self.shared, entry);
     }
 }
 
-impl Usage {
+impl SegmentUsage {
     /// # Errors
     /// [`IoError::ReadFault`] if the segment has no live block.
-    fn retire(&mut self, shared: &Shared, entry: Entry) -> Result<(), IoError> {
+    fn retire(&mut self, shared: &Shared, entry: MapEntry) -> Result<(), IoError> {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
             let blocks = &mut self.blocks[segment as usize];
@@ -310,7 +310,7 @@ impl Usage {
         Ok(())
     }
 
-    fn add(&mut self, shared: &Shared, entry: Entry) {
+    fn add(&mut self, shared: &Shared, entry: MapEntry) {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
             self.blocks[segment as usize] += 1;

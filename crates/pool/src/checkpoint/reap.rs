@@ -14,28 +14,28 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use super::Work;
+use super::MaintenanceWork;
 use crate::limits::REAP_PAGES;
 use crate::map::tree::{PageError, read_page};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
-use crate::ondisk::volume_table::VolumeState;
+use crate::ondisk::volume_table::VolumePresence;
 
 /// A page on the path to the next block of the walk, and its counterpart in the other map.
-struct Frame {
+struct WalkFrame {
     level: u8,
     index: u64,
-    entry: Entry,
+    entry: MapEntry,
     page: Arc<MapPage>,
     other: Arc<MapPage>,
     next: usize,
 }
 
-impl Frame {
+impl WalkFrame {
     /// A page without entries.
-    fn empty(place: PagePlace, entry: Entry) -> Frame {
+    fn empty(place: PagePlace, entry: MapEntry) -> WalkFrame {
         let PagePlace { level, index, .. } = place;
-        Frame { level, index, entry, page: Arc::default(), other: Arc::default(), next: 0 }
+        WalkFrame { level, index, entry, page: Arc::default(), other: Arc::default(), next: 0 }
     }
 }
 
@@ -44,7 +44,7 @@ struct Walk {
     /// Blocks with a birth up to this sequence belong to the parent.
     floor: u64,
     from: u64,
-    frames: Vec<Frame>,
+    frames: Vec<WalkFrame>,
     /// Blocks of the map that do not pass to the map that continues from it.
     gone: u64,
 }
@@ -52,9 +52,9 @@ struct Walk {
 impl Walk {
     /// Counts blocks that do not pass to the child. Where an entry is lost, that is all of them:
     /// the child may share fewer blocks than counted, but not more.
-    fn count_gone(&mut self, own: Entry, other: Entry, level: u8) {
+    fn count_gone(&mut self, own: MapEntry, other: MapEntry, level: u8) {
         let is_own = own.is_stored() && own.birth > self.floor;
-        let is_lost = own == Entry::LOST || is_own && other == Entry::LOST;
+        let is_lost = own == MapEntry::LOST || is_own && other == MapEntry::LOST;
         let gone = match level {
             _ if is_lost => span(level),
             0 => u64::from(self.is_freed(own, other)),
@@ -63,15 +63,15 @@ impl Walk {
         self.gone = self.gone.saturating_add(gone);
     }
 
-    fn is_freed(&self, own: Entry, other: Entry) -> bool {
+    fn is_freed(&self, own: MapEntry, other: MapEntry) -> bool {
         own.is_stored()
             && own.birth > self.floor
             && own.location != other.location
-            && other != Entry::LOST
+            && other != MapEntry::LOST
     }
 }
 
-impl Work<'_> {
+impl MaintenanceWork<'_> {
     /// Frees blocks up to the limit of one checkpoint.
     ///
     /// # Errors
@@ -79,9 +79,9 @@ impl Work<'_> {
     pub(super) async fn reap(&mut self) -> Result<(), IoError> {
         let mut pages = REAP_PAGES;
         while pages > 0 {
-            let deleting = |(id, state): (&u32, VolumeState)| match state {
-                VolumeState::Deleting { reaped } => Some((reaped == 0, *id)),
-                VolumeState::Present => None,
+            let deleting = |(id, state): (&u32, VolumePresence)| match state {
+                VolumePresence::Deleting { reaped } => Some((reaped == 0, *id)),
+                VolumePresence::Present => None,
             };
             let volumes = self.volume_table.volumes.iter();
             let Some((_, id)) = volumes.filter_map(|(id, of)| deleting((id, of.state))).min()
@@ -101,16 +101,16 @@ impl Work<'_> {
         let tree = self.trees[&id];
         let child = self.volume_table.children(id).next().map(|child| self.trees[&child.id]);
         let volume = &self.volume_table.volumes[&id];
-        let VolumeState::Deleting { reaped: from } = volume.state else { return Ok(true) };
+        let VolumePresence::Deleting { reaped: from } = volume.state else { return Ok(true) };
         let floor = self.volume_table.sequence_of(volume.parent);
         let mut walk = Walk { floor, from, frames: Vec::new(), gone: 0 };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let other = match &child {
             Some(child) => {
                 let lookup = async || child.lookup_page(storage, cache, tree.level, 0).await;
-                self.old.read(lookup).await?.unwrap_or(Entry::LOST)
+                self.old.read(lookup).await?.unwrap_or(MapEntry::LOST)
             }
-            None => Entry::HOLE,
+            None => MapEntry::HOLE,
         };
         let root = PagePlace { volume: id, level: tree.level, index: 0 };
         walk.count_gone(tree.root, other, tree.level);
@@ -129,7 +129,7 @@ impl Work<'_> {
                     Some(frame) => walk.frames.push(frame),
                     None => {
                         walk.gone = walk.gone.saturating_add(span(place.level));
-                        walk.frames.push(Frame::empty(place, own));
+                        walk.frames.push(WalkFrame::empty(place, own));
                     }
                 }
             }
@@ -161,22 +161,22 @@ impl Work<'_> {
     async fn frame(
         &self,
         place: PagePlace,
-        own: Entry,
-        other: Entry,
-    ) -> Result<Option<Frame>, IoError> {
+        own: MapEntry,
+        other: MapEntry,
+    ) -> Result<Option<WalkFrame>, IoError> {
         let pages = self.old.read(async || self.pages(place, own, other).await).await?;
         let Some((page, other)) = pages else {
             tracing::error!(pool = self.shared.name, ?place, "map page is lost: not all is freed");
             return Ok(None);
         };
-        Ok(Some(Frame { page, other, ..Frame::empty(place, own) }))
+        Ok(Some(WalkFrame { page, other, ..WalkFrame::empty(place, own) }))
     }
 
     async fn pages(
         &self,
         place: PagePlace,
-        own: Entry,
-        other: Entry,
+        own: MapEntry,
+        other: MapEntry,
     ) -> Result<(Arc<MapPage>, Arc<MapPage>), PageError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let own = read_page(storage, cache, own, place).await?;
@@ -197,7 +197,7 @@ impl Work<'_> {
 
     fn set_reaped(&mut self, id: u32, reaped: u64) {
         if let Some(volume) = self.volume_table.volumes.get_mut(&id) {
-            volume.state = VolumeState::Deleting { reaped };
+            volume.state = VolumePresence::Deleting { reaped };
         }
     }
 }

@@ -6,20 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_blockdev::IoError;
 
-use super::Work;
+use super::MaintenanceWork;
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
 use crate::map::tree::read_page;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
 
 /// Blocks and pages that the cleaner moves out of its segments.
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
     /// New entries of blocks that snapshots have, by old location.
-    pub(crate) blocks: BTreeMap<u64, Entry>,
+    pub(crate) blocks: BTreeMap<u64, MapEntry>,
     /// Places of the pages that refer to `blocks`, in every map that has them, and of pages of
     /// snapshots. Level 0 stands for a block.
     pub(crate) places: BTreeSet<PagePlace>,
@@ -28,9 +28,9 @@ pub(crate) struct Moving {
 }
 
 /// Pages to copy, with their old entries.
-type Batch = Vec<(Entry, PagePlace, MapPage)>;
+type Batch = Vec<(MapEntry, PagePlace, MapPage)>;
 
-impl Work<'_> {
+impl MaintenanceWork<'_> {
     /// Copies the moving pages, and changes the trees that have them.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Work<'_> {
         // New entries of blocks and pages, by old location.
         let mut moved = moving.blocks.clone();
         for (old, new) in &moving.blocks {
-            self.retire(Entry { location: *old, ..*new })?;
+            self.retire(MapEntry { location: *old, ..*new })?;
             self.add(*new);
         }
         let mut below: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
@@ -72,7 +72,7 @@ impl Work<'_> {
         &mut self,
         level: u8,
         indexes: &BTreeMap<u32, BTreeSet<u64>>,
-        moved: &mut BTreeMap<u64, Entry>,
+        moved: &mut BTreeMap<u64, MapEntry>,
     ) -> Result<(), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let batch_max = PAGES_PER_CHUNK.min(self.shared.chunk_blocks());
@@ -105,7 +105,7 @@ impl Work<'_> {
     async fn relocate_batch(
         &mut self,
         batch: &mut Batch,
-        moved: &mut BTreeMap<u64, Entry>,
+        moved: &mut BTreeMap<u64, MapEntry>,
     ) -> Result<(), IoError> {
         if batch.is_empty() {
             return Ok(());
@@ -122,15 +122,15 @@ impl Work<'_> {
     /// Writes pages as one chunk; returns their entries.
     async fn copy_pages(
         &self,
-        pages: &[(Entry, PagePlace, MapPage)],
-    ) -> Result<Vec<Entry>, IoError> {
+        pages: &[(MapEntry, PagePlace, MapPage)],
+    ) -> Result<Vec<MapEntry>, IoError> {
         let mut memory = chunk_memory(pages.len()).await;
         let mut records = Vec::with_capacity(pages.len());
         let mut entries = Vec::with_capacity(pages.len());
         let blocks = memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES);
         for ((old, place, page), block) in pages.iter().zip(blocks) {
             page.encode(place.level, place.index, block);
-            entries.push(Entry { checksum: checksum(block), ..*old });
+            entries.push(MapEntry { checksum: checksum(block), ..*old });
             let place = PagePlace { volume: page.volume, ..*place };
             records.push(ChunkRecord::Page { place, birth: old.birth });
         }

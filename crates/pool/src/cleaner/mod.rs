@@ -14,6 +14,7 @@
 
 pub(crate) mod gain;
 mod owners;
+mod turns;
 mod victims;
 
 use std::collections::BTreeSet;
@@ -29,12 +30,12 @@ use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{
     CHECKSUM_BYTES, ChunkHeader, ChunkRecord, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES,
 };
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, PagePlace};
 use crate::ondisk::{Block, checksum};
 use gain::Gain;
-use owners::{Node, Owners};
-use victims::{Budget, choose};
+use owners::{AncestryNode, Owners};
+use victims::{PassBudget, choose};
 
 /// Copies whose records fit the header of a chunk: 111.
 const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BYTES);
@@ -43,7 +44,7 @@ const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BY
 #[derive(Default)]
 struct Copies {
     /// Records of the copies, with the old entries of the blocks.
-    records: Vec<(ChunkRecord, Entry)>,
+    records: Vec<(ChunkRecord, MapEntry)>,
     blocks: Vec<Block>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
@@ -61,7 +62,7 @@ struct Copies {
 
 /// A block or page that a chunk header names.
 #[derive(Clone, Copy)]
-struct Found {
+struct FoundBlock {
     /// Source volume, level and index.
     place: PagePlace,
     birth: u64,
@@ -190,7 +191,7 @@ impl Shared {
         // If the other devices run out of segments, the log still has those of the evacuated
         // device.
         let share = if evacuated.is_some() { 2 } else { 4 };
-        let budget = Budget {
+        let budget = PassBudget {
             // Copies need one header block per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
             // In a nearly full pool, a small pass frees less than its checkpoint writes, so a large
@@ -204,9 +205,10 @@ impl Shared {
         // that free, so they cannot block an evacuation for ever.
         let (sizes, supply) = (state.sizes, state.supply());
         let kept = supply.kept_by_evacuation(&sizes);
-        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
+        let for_writes = state.cleans_for_writes(budget.live_max);
+        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept && !for_writes) {
             let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
-            let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
+            let budget = PassBudget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));
             let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
             if !victims.is_empty() {
@@ -252,7 +254,7 @@ impl Shared {
                 _ => continue,
             };
             for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
-                let found = Found { place: PagePlace { index, ..place }, birth, location };
+                let found = FoundBlock { place: PagePlace { index, ..place }, birth, location };
                 match (place.volume, place.level) {
                     (0, _) => self.move_metadata(found).await?,
                     (_, 0) => self.copy_if_live(header, found, &mut payload, copies).await?,
@@ -265,7 +267,11 @@ impl Shared {
     }
 
     /// The entry of a map, if it has a block or page at this place.
-    async fn has(&self, node: &Node, found: Found) -> Result<Option<Entry>, IoError> {
+    async fn has(
+        &self,
+        node: &AncestryNode,
+        found: FoundBlock,
+    ) -> Result<Option<MapEntry>, IoError> {
         let PagePlace { level, index, .. } = found.place;
         let (storage, cache) = (&self.storage, &self.cache);
         let entry = match level {
@@ -276,7 +282,11 @@ impl Shared {
     }
 
     /// Top owner of a block or page, and the entry in the map of this owner.
-    async fn top(&self, found: Found, owners: &Owners) -> Result<Option<(Node, Entry)>, IoError> {
+    async fn top(
+        &self,
+        found: FoundBlock,
+        owners: &Owners,
+    ) -> Result<Option<(AncestryNode, MapEntry)>, IoError> {
         for node in owners.tops(found.place.volume, found.birth) {
             if let Some(entry) = self.has(&node, found).await? {
                 return Ok(Some((node, entry)));
@@ -289,8 +299,8 @@ impl Shared {
     /// for the next checkpoint.
     async fn add_holders(
         &self,
-        top: Node,
-        found: Found,
+        top: AncestryNode,
+        found: FoundBlock,
         copies: &mut Copies,
     ) -> Result<bool, IoError> {
         let (storage, cache) = (&self.storage, &self.cache);
@@ -325,11 +335,11 @@ impl Shared {
     async fn copy_if_live(
         &self,
         header: &ChunkHeader,
-        found: Found,
+        found: FoundBlock,
         payload: &mut Option<Vec<u8>>,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
-        let Found { place, birth, location } = found;
+        let FoundBlock { place, birth, location } = found;
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
         // The next checkpoint frees a block that was overwritten since the last one.
         if !top.is_snapshot && self.state.lock().recent(top.id, place.index).is_some() {
@@ -383,7 +393,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn move_metadata(&self, found: Found) -> Result<(), IoError> {
+    async fn move_metadata(&self, found: FoundBlock) -> Result<(), IoError> {
         let root = self.state.lock().superblock.root;
         let tree = Tree { volume: 0, level: METADATA_LEVEL, root };
         let PagePlace { level, index, .. } = found.place;
@@ -401,7 +411,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
+    async fn move_page(&self, found: FoundBlock, copies: &mut Copies) -> Result<(), IoError> {
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
         // A page that cannot be read must not fail the checkpoint, or keep it from moving other
         // pages.
@@ -432,7 +442,7 @@ impl Shared {
         for (block, place) in copies.blocks.drain(..count).zip(places) {
             place.copy_from_slice(&block);
         }
-        let (records, entries): (Vec<ChunkRecord>, Vec<Entry>) =
+        let (records, entries): (Vec<ChunkRecord>, Vec<MapEntry>) =
             copies.records.drain(..count).unzip();
         let is_shared = |record: &ChunkRecord| matches!(record, ChunkRecord::Page { .. });
         let shared: Vec<bool> = records.iter().map(is_shared).collect();
@@ -445,7 +455,7 @@ impl Shared {
         let mut state = self.state.lock();
         for ((old, location), shared) in entries.into_iter().zip(appended.payload..).zip(shared) {
             if shared {
-                state.moving.blocks.insert(old.location, Entry { location, ..old });
+                state.moving.blocks.insert(old.location, MapEntry { location, ..old });
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::map::tree::Tree;
 
 /// A volume or snapshot in the ancestry.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node {
+pub(super) struct AncestryNode {
     pub(super) id: u32,
     pub(super) tree: Tree,
     /// False for a volume, whose blocks may change.
@@ -24,9 +24,9 @@ pub(super) struct Node {
 /// Ancestry at the beginning of a cleaning pass. It does not change during the pass.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    by_source: BTreeMap<u32, Vec<Node>>,
-    adopted: Vec<Node>,
-    children: BTreeMap<u32, Vec<Node>>,
+    by_source: BTreeMap<u32, Vec<AncestryNode>>,
+    adopted: Vec<AncestryNode>,
+    children: BTreeMap<u32, Vec<AncestryNode>>,
 }
 
 impl Owners {
@@ -36,7 +36,7 @@ impl Owners {
         for volume in volume_table.volumes.values() {
             let Some(tree) = state.trees.get(&volume.id).copied() else { continue };
             let sequence = volume.sequence();
-            let node = Node {
+            let node = AncestryNode {
                 id: volume.id,
                 tree,
                 is_snapshot: sequence.is_some(),
@@ -56,14 +56,14 @@ impl Owners {
 
     /// Candidates for the top owner of a block with this source and birth. Exactly one has the
     /// block if it is live.
-    pub(super) fn tops(&self, source: u32, birth: u64) -> impl Iterator<Item = Node> {
+    pub(super) fn tops(&self, source: u32, birth: u64) -> impl Iterator<Item = AncestryNode> {
         let own = self.by_source.get(&source).into_iter().flatten();
-        let fits = move |node: &&Node| node.floor < birth && birth <= node.sequence;
+        let fits = move |node: &&AncestryNode| node.floor < birth && birth <= node.sequence;
         own.chain(&self.adopted).filter(fits).copied()
     }
 
     /// Volumes and snapshots whose parent is this snapshot.
-    pub(super) fn children(&self, id: u32) -> impl Iterator<Item = Node> {
+    pub(super) fn children(&self, id: u32) -> impl Iterator<Item = AncestryNode> {
         self.children.get(&id).into_iter().flatten().copied()
     }
 }

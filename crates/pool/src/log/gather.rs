@@ -14,7 +14,7 @@ use flagstone_runtime::task::yield_now;
 use flagstone_runtime::{Buf, spawn_detached, time};
 
 use super::append::chunk_memory;
-use super::pace::Pace;
+use super::pace::LogPace;
 use crate::limits::{BLOCK_BYTES, RECYCLED_MAX};
 use crate::manage::shared::Shared;
 use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
@@ -47,7 +47,7 @@ impl GatheredChunk {
 pub(crate) struct Gatherer {
     open: RefCell<Option<Rc<GatheredChunk>>>,
     in_flight: Cell<usize>,
-    pace: Cell<Pace>,
+    pace: Cell<LogPace>,
     idle: Notify,
     /// Chunks for reuse.
     kept: RefCell<Vec<Rc<GatheredChunk>>>,

@@ -17,18 +17,18 @@ const FORGET: u32 = 256;
 
 /// State of the pace of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pace {
+pub(super) struct LogPace {
     most: usize,
     fastest: Duration,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { most: CHUNKS_IN_FLIGHT, fastest: Duration::MAX }
+impl Default for LogPace {
+    fn default() -> LogPace {
+        LogPace { most: CHUNKS_IN_FLIGHT, fastest: Duration::MAX }
     }
 }
 
-impl Pace {
+impl LogPace {
     /// Most chunks in flight now.
     pub(super) fn most(&self) -> usize {
         self.most
@@ -50,8 +50,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn after(times_ms: impl IntoIterator<Item = u64>) -> Pace {
-        let mut pace = Pace::default();
+    fn after(times_ms: impl IntoIterator<Item = u64>) -> LogPace {
+        let mut pace = LogPace::default();
         times_ms.into_iter().for_each(|ms| pace.completed(Duration::from_millis(ms)));
         pace
     }

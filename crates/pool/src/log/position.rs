@@ -18,7 +18,7 @@ pub const BEGINNING_SEGMENTS: usize = 2;
 
 /// A chunk in flight.
 #[derive(Debug)]
-pub struct InFlight {
+pub struct ChunkInFlight {
     /// Start of a replay that begins with this chunk.
     pub start: LogStart,
     /// Changes of the chunk; `None` until it is written.
@@ -45,7 +45,7 @@ pub struct Position {
     segment_blocks: u64,
     /// Number of slots on the log device, used in turn; 1 without one.
     slots: u32,
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<ChunkInFlight>,
 }
 
 impl Position {
@@ -122,7 +122,7 @@ impl Position {
         }
         next.sequence += 1;
         self.next = next;
-        self.in_flight.push_back(InFlight { start, content: None });
+        self.in_flight.push_back(ChunkInFlight { start, content: None });
         Ok(start)
     }
 
@@ -152,7 +152,7 @@ impl Position {
     }
 
     /// Next chunk to apply, if it is written.
-    pub fn pop_written(&mut self) -> Option<InFlight> {
+    pub fn pop_written(&mut self) -> Option<ChunkInFlight> {
         self.in_flight.pop_front_if(|first| first.content.is_some())
     }
 }

@@ -23,7 +23,7 @@ struct TailSegment {
 
 /// Blocks that are copied to the devices of the pool in one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TailWrite {
     /// Segment of the pool.
     pub segment: u32,
     /// Slot of the segment.
@@ -147,7 +147,7 @@ impl Tail {
 
     /// Next pieces to write out, at most `most`. Without `all`, only complete segments, and blocks
     /// that a caller waits for.
-    pub fn pieces(&self, all: bool, most: usize) -> Vec<Piece> {
+    pub fn pieces(&self, all: bool, most: usize) -> Vec<TailWrite> {
         let last = self.segments.len().saturating_sub(1);
         let all = all || self.wanted > self.durable;
         let mut pieces = Vec::new();
@@ -156,7 +156,7 @@ impl Tail {
             let mut first = own.durable;
             while first < own.applied && (all || is_whole) && pieces.len() < most {
                 let count = (own.applied - first).min(WRITE_OUT_BLOCKS);
-                pieces.push(Piece { segment: own.segment, slot: own.slot, first, count });
+                pieces.push(TailWrite { segment: own.segment, slot: own.slot, first, count });
                 first += count;
             }
             // Later segments wait, to keep the order.
@@ -169,7 +169,7 @@ impl Tail {
 
     /// Records that these pieces, the first of the tail, are durable on the devices of the pool.
     /// Frees slots.
-    pub fn written_out(&mut self, pieces: &[Piece]) {
+    pub fn written_out(&mut self, pieces: &[TailWrite]) {
         for piece in pieces {
             let index = self.numbers[&piece.segment] - self.before;
             let own = &mut self.segments[index as usize];
@@ -202,8 +202,8 @@ impl Tail {
 mod tests {
     use super::*;
 
-    fn piece(segment: u32, slot: u32, first: u32, count: u32) -> Piece {
-        Piece { segment, slot, first, count }
+    fn piece(segment: u32, slot: u32, first: u32, count: u32) -> TailWrite {
+        TailWrite { segment, slot, first, count }
     }
 
     /// Tail with three chunks in two segments; two chunks took effect.

@@ -14,7 +14,7 @@ use flagstone_runtime::buf::SharedReserve;
 use flagstone_runtime::time;
 
 use super::device::LogDevice;
-use super::tail::Piece;
+use super::tail::TailWrite;
 use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES, WRITE_OUT_PAUSE};
 use crate::manage::shared::{Shared, WriteOut};
 use crate::storage::Storage;
@@ -23,7 +23,7 @@ use crate::storage::Storage;
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
     Stop,
-    Copy(Vec<Piece>),
+    Copy(Vec<TailWrite>),
     /// Remove the marks in the superblock: the tail is empty.
     Unmark,
 }
@@ -45,14 +45,18 @@ impl Copier {
     ///
     /// # Errors
     /// Errors of the devices.
-    pub(crate) async fn copy(&self, storage: &Storage, pieces: &[Piece]) -> Result<(), IoError> {
+    pub(crate) async fn copy(
+        &self,
+        storage: &Storage,
+        pieces: &[TailWrite],
+    ) -> Result<(), IoError> {
         for some in pieces.chunks(WRITE_OUT_COPIES) {
             run_all(some.iter().map(|piece| self.one(storage, piece)), |()| {}).await?;
         }
         storage.flush_table().await
     }
 
-    fn one(&self, storage: &Storage, piece: &Piece) -> IoFuture<()> {
+    fn one(&self, storage: &Storage, piece: &TailWrite) -> IoFuture<()> {
         let block = storage.layout.first_block(piece.segment) + u64::from(piece.first);
         let place = storage.layout.place(block);
         let to: SharedDevice = storage.devices[place.device].device.clone();
@@ -115,7 +119,7 @@ impl Shared {
         let head = log.head();
         let is_planned = state.is_closing();
         // Continue while a checkpoint runs: it waits until the log is written out.
-        let is_over = state.check().is_err() || state.wanted.stop && !state.kept;
+        let is_over = state.check().is_err() || state.wanted.stop && !state.maintenance.runs();
         if state.write_out == WriteOut::Abandoned || is_over && !is_planned {
             return Some(Due::Stop);
         }
@@ -127,7 +131,7 @@ impl Shared {
         }
         // During an opening, its checkpoint has the right to update the superblock, and may be
         // dropped.
-        let is_drained = idle && state.kept && head.tail.volumes().is_empty();
+        let is_drained = idle && state.maintenance.runs() && head.tail.volumes().is_empty();
         match (is_drained || is_planned) && !state.superblock.tail.is_empty() {
             true => Some(Due::Unmark),
             false if is_planned => Some(Due::Stop),
@@ -139,7 +143,7 @@ impl Shared {
         &self,
         log: &LogDevice,
         copier: &Copier,
-        pieces: &[Piece],
+        pieces: &[TailWrite],
     ) -> Result<(), IoError> {
         if pieces.is_empty() {
             return Ok(());

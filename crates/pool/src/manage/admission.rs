@@ -101,7 +101,7 @@ impl State {
                 None
             }
             SpaceDecision::AfterCleaning => {
-                self.wanted.cleaning = true;
+                (self.wanted.cleaning, self.writes_wait) = (true, true);
                 None
             }
         }

@@ -54,12 +54,12 @@ impl Claim {
 }
 
 /// Room for a claim: given back when dropped.
-pub(super) struct Backing {
+pub(super) struct ClaimedSpace {
     shared: Arc<Shared>,
     id: u64,
 }
 
-impl Drop for Backing {
+impl Drop for ClaimedSpace {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         if state.claims.remove(&self.id).is_some() {
@@ -70,20 +70,24 @@ impl Drop for Backing {
     }
 }
 
-impl Backing {
+impl ClaimedSpace {
     /// Holds room for a claim, in place of an earlier one; false if there is too little. A claim
-    /// that is held already is checked again if an order took effect since: it may claim more now.
+    /// that is held already is checked again only if it grew, because an order took effect: writes
+    /// that were admitted since left room for the rest.
     pub(super) fn hold(&self, state: &mut State, claim: Option<Claim>) -> bool {
-        let held = claim.map(|claim| (state.orders, claim));
-        if state.claims.get(&self.id) == held.as_ref() {
+        let blocks = claim.as_ref().map_or(0, |claim| claim.more(&state.volume_table));
+        if let (Some((checked, held)), Some(claim)) = (state.claims.get(&self.id), &claim)
+            && held == claim
+            && *checked >= blocks
+        {
             return true;
         }
         state.claims.remove(&self.id);
         state.count_claims();
-        let Some(held) = held else { return true };
-        let has_room = state.has_room(held.1.more(&state.volume_table));
+        let Some(claim) = claim else { return true };
+        let has_room = state.has_room(blocks);
         if has_room {
-            state.claims.insert(self.id, held);
+            state.claims.insert(self.id, (blocks, claim));
             state.count_claims();
         }
         has_room
@@ -93,7 +97,12 @@ impl Backing {
 impl State {
     /// Counts what orders in progress claim.
     pub(super) fn count_claims(&mut self) {
-        self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.volume_table)).sum();
+        self.claimed = 0;
+        for (checked, claim) in self.claims.values_mut() {
+            let blocks = claim.more(&self.volume_table);
+            *checked = blocks.min(*checked);
+            self.claimed = self.claimed.saturating_add(blocks);
+        }
     }
 
     /// True if `more` blocks can be reserved. Admitted writes may still take free segments.
@@ -114,13 +123,13 @@ impl Shared {
     pub(super) async fn back(
         self: &Arc<Self>,
         claim: impl Fn(&VolumeTable) -> Option<Claim>,
-    ) -> Result<Backing, IoError> {
+    ) -> Result<ClaimedSpace, IoError> {
         let id = {
             let mut state = self.state.lock();
             state.next_claim += 1;
             state.next_claim
         };
-        let backing = Backing { shared: self.clone(), id };
+        let backing = ClaimedSpace { shared: self.clone(), id };
         self.admitted(|state, waited| {
             let claim = claim(&state.volume_table);
             let more = claim.as_ref().map_or(0, |claim| claim.more(&state.volume_table));
@@ -142,7 +151,7 @@ mod tests {
 
     use super::*;
     use crate::limits::BLOCK_BYTES;
-    use crate::manage::shared::MaintenancePause;
+    use crate::manage::shared::{MaintenancePause, MaintenanceTask};
     use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 
     const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -172,7 +181,7 @@ mod tests {
             pool.checkpoint().await.unwrap();
             let shared = pool.shared().clone();
             // As if the maintenance task worked.
-            shared.state.lock().maintenance_runs = true;
+            shared.state.lock().maintenance = MaintenanceTask::Works;
             let own = pool.clone();
             let snapshot = spawn(async move { own.create_snapshot(&["thick"], "a").await });
             while shared.state.lock().pause != MaintenancePause::Waiting {
@@ -185,7 +194,7 @@ mod tests {
                 thin.write(place * BLOCK, data, false).await.unwrap();
                 place += 1;
             }
-            shared.state.lock().maintenance_runs = false;
+            shared.state.lock().maintenance = MaintenanceTask::Waits;
             shared.progress.notify();
             snapshot.await.unwrap().unwrap();
             let mut state = shared.state.lock();
@@ -216,6 +225,53 @@ mod tests {
             assert!(!backing.hold(&mut state, claim), "it has no room for as much");
             assert_eq!(state.claimed, 0);
             drop(state);
+        })
+        .unwrap();
+    }
+
+    /// The second check counted writes that were admitted beside the claim once more, and refused
+    /// an order that had its room.
+    #[test]
+    fn claim_that_did_not_grow_keeps_its_room() {
+        block_on(async {
+            let pool = create().await;
+            let claim = Some(Claim::New { uuid: PoolId([1; 16]), blocks: 1000 });
+            let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
+            {
+                let mut state = pool.shared().state.lock();
+                // Writes were admitted beside it, as many as free segments back.
+                let (sizes, supply) = (state.sizes, state.supply());
+                state.admitted.0 = supply.left_backed(&sizes) as usize;
+                assert!(supply.is_backed(&sizes, 0) && !state.has_room(1000));
+            }
+            pool.create_volume("thin", &options(100, false)).await.unwrap();
+            let mut state = pool.shared().state.lock();
+            assert!(backing.hold(&mut state, claim.clone()), "another order took effect");
+            assert_eq!(state.claimed, 1000);
+            state.admitted.0 = 0;
+        })
+        .unwrap();
+    }
+
+    /// A claim that shrank and grew again has no room for the difference any more.
+    #[test]
+    fn claim_that_grew_is_checked_again() {
+        block_on(async {
+            let pool = create().await;
+            let thin = pool.create_volume("thin", &options(100, false)).await.unwrap();
+            let volume = pool.shared().state.lock().volume_table.by_name("thin").unwrap().id;
+            let claim = Some(Claim::Thick { volume, blocks: 100 });
+            let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
+            assert_eq!(pool.shared().state.lock().claimed, 100);
+            thin.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            pool.create_volume("other", &options(1, false)).await.unwrap();
+            assert_eq!(pool.shared().state.lock().claimed, 0);
+            pool.create_snapshot(&["thin"], "a").await.unwrap();
+            let mut state = pool.shared().state.lock();
+            assert_eq!(state.claimed, 100);
+            state.sizes.capacity = state.supply().used() - 1;
+            assert!(!backing.hold(&mut state, claim), "it has no room for as much");
         })
         .unwrap();
     }

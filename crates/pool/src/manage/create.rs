@@ -7,7 +7,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_runtime::{buf, random_u64};
 
 use super::pool::Pool;
-use super::shared::{Opened, Usage};
+use super::shared::{Opened, SegmentUsage};
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{
@@ -18,8 +18,8 @@ use crate::log::position::Position;
 use crate::log::segments::Segments;
 use crate::manage::space::Sizes;
 use crate::map::recent::Recent;
-use crate::ondisk::entry::Entry;
-use crate::ondisk::layout::{Layout, segments_of};
+use crate::ondisk::entry::MapEntry;
+use crate::ondisk::layout::{PoolLayout, segments_of};
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
@@ -196,7 +196,7 @@ impl Pool {
             let record = check_device(named, options.segment_blocks, options.overwrite).await;
             records.push(record?);
         }
-        let layout = Layout::new(options.segment_blocks, &records).map_err(|_| {
+        let layout = PoolLayout::new(options.segment_blocks, &records).map_err(|_| {
             PoolError::Options(
                 "the devices together need 32 to 16,777,216 segments, of 8 MiB by default",
             )
@@ -225,7 +225,7 @@ impl Pool {
             segment_blocks: options.segment_blocks,
             log,
             start: LogStart { sequence: 1, block: 0, following: 0, slot: 0 },
-            root: Entry::HOLE,
+            root: MapEntry::HOLE,
             log_device: log_record,
             tail: TailVolumes::default(),
             reached: 0,
@@ -237,8 +237,8 @@ impl Pool {
             frozen: None,
             volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),
-            usage: Usage { blocks: vec![0; segments_count] },
-            meta_usage: Usage { blocks: vec![0; segments_count] },
+            usage: SegmentUsage { blocks: vec![0; segments_count] },
+            meta_usage: SegmentUsage { blocks: vec![0; segments_count] },
             volume_table_bytes: Vec::new(),
             superblock,
         };

@@ -23,14 +23,6 @@ impl<T> From<Vec<T>> for DeviceSet<T> {
 }
 
 impl<T: Clone + PartialEq> DeviceSet<T> {
-    /// The set before an order that adds a device.
-    #[must_use]
-    pub fn without_added(mut self) -> DeviceSet<T> {
-        let added = self.adding.take();
-        self.devices.retain(|device| Some(device) != added.as_ref());
-        self
-    }
-
     /// Sets to try after a crash, in this order, until one is a pool: all devices; then without the
     /// added one, without the removed one, without both.
     pub fn alternatives(&self) -> Vec<Vec<T>> {

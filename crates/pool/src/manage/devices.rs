@@ -396,7 +396,7 @@ impl Evacuation {
         let done = || {
             let state = shared.state.lock();
             let done =
-                state.checkpoints >= target || !state.wanted.cleaning && !state.maintenance_runs;
+                state.checkpoints >= target || !state.wanted.cleaning && !state.maintenance.works();
             if done { Some(Ok(())) } else { state.check().err().map(Err) }
         };
         shared.progress.wait_for(done).await.map_err(VolumeError::Io)?;

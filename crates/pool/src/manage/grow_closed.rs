@@ -10,7 +10,7 @@ use flagstone_blockdev::IoError;
 
 use super::create::wipe;
 use super::devices::{DeviceOrderError, check_addition, write_first_copies};
-use super::open::{Found, LogUse, OpenOptions, find_devices};
+use super::open::{FoundDevices, LogUse, OpenOptions, find_devices};
 use super::pool::Pool;
 use crate::error::PoolError;
 use crate::limits::SEGMENTS_MIN;
@@ -24,7 +24,7 @@ async fn check_growth(
     options: &OpenOptions,
     new: &NamedDevice,
     overwrite: bool,
-) -> Result<(Found, DeviceRecord), DeviceOrderError> {
+) -> Result<(FoundDevices, DeviceRecord), DeviceOrderError> {
     // Without a tail, the log device is not opened: a blank one may belong to something else.
     let found = find_devices(devices, options, LogUse::Detach).await?;
     let record = check_addition(new, &found.superblock, overwrite).await?;
@@ -64,7 +64,7 @@ impl Pool {
         overwrite: bool,
     ) -> Result<(), DeviceOrderError> {
         let (found, record) = check_growth(devices, options, &new, overwrite).await?;
-        let Found { storage, superblock, superblocks, .. } = found;
+        let FoundDevices { storage, superblock, superblocks, .. } = found;
         repair(&storage, &superblock, &superblocks).await?;
         wipe(&new).await?;
         let mut next = Superblock { update: superblock.update + 1, ..superblock };

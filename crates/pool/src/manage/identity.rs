@@ -21,7 +21,7 @@ pub struct PoolIdentity {
 
 /// Checks on the devices before anything is written to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expected {
+pub struct ExpectedPool {
     /// Expected name of the pool.
     pub name: Option<String>,
     /// Identifier of the expected pool, and the lowest acceptable update.
@@ -39,7 +39,7 @@ pub struct ExaminedPool {
     pub devices: Vec<PoolId>,
 }
 
-impl Expected {
+impl ExpectedPool {
     /// # Errors
     /// [`PoolError::Unexpected`] and [`PoolError::OldCopy`].
     pub(crate) fn check(

@@ -58,7 +58,7 @@ impl Shared {
 
     /// Waits until the maintenance task has stopped.
     pub(crate) async fn maintenance_ended(&self) {
-        let ended = || (!self.state.lock().kept).then_some(());
+        let ended = || (!self.state.lock().maintenance.runs()).then_some(());
         self.progress.wait_for(ended).await;
     }
 }

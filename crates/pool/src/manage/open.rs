@@ -17,7 +17,7 @@ use std::sync::Arc;
 use flagstone_runtime::random_u64;
 
 use super::create::is_empty;
-use super::identity::Expected;
+use super::identity::ExpectedPool;
 use super::pool::Pool;
 use super::shared::Opened;
 use super::space::Sizes;
@@ -46,7 +46,7 @@ pub struct OpenOptions {
     /// Handling of the tail if the log device is gone.
     pub tail: LostTail,
     /// Checks on the devices.
-    pub expected: Expected,
+    pub expected: ExpectedPool,
 }
 
 /// Handling of the tail of a lost log device.
@@ -218,7 +218,7 @@ async fn open_once(
     options: &OpenOptions,
     log_use: LogUse,
 ) -> Result<(Pool, Option<OpenPlan>), Failure> {
-    let Found { storage, superblock, superblocks, plan } =
+    let FoundDevices { storage, superblock, superblocks, plan } =
         find_devices(&devices, options, log_use).await?;
     let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
     let pool = recover(storage, superblock, recovery).await?;
@@ -226,7 +226,7 @@ async fn open_once(
 }
 
 /// Devices of a closed pool.
-pub(super) struct Found {
+pub(super) struct FoundDevices {
     /// Includes the log device if it is used.
     pub(super) storage: Storage,
     /// Newest superblock.
@@ -243,7 +243,7 @@ pub(super) async fn find_devices(
     devices: &[NamedDevice],
     options: &OpenOptions,
     log_use: LogUse,
-) -> Result<Found, PoolError> {
+) -> Result<FoundDevices, PoolError> {
     let mut found = Vec::with_capacity(devices.len());
     for named in devices {
         found.push((named.clone(), read_superblock(named).await?));
@@ -274,7 +274,7 @@ pub(super) async fn find_devices(
         _ => {}
     }
     let superblocks = found.into_iter().map(|(_, superblock)| superblock).collect();
-    Ok(Found { storage, superblock, superblocks, plan })
+    Ok(FoundDevices { storage, superblock, superblocks, plan })
 }
 
 /// Adds the log device to a storage.
@@ -473,7 +473,7 @@ mod tests {
                 following: 0,
                 slot: 0,
             },
-            root: crate::ondisk::entry::Entry::HOLE,
+            root: crate::ondisk::entry::MapEntry::HOLE,
             log_device: None,
             tail,
             reached: 0,

@@ -9,9 +9,11 @@ use flagstone_runtime::sync::SharedNotify;
 use flagstone_runtime::{CoreLocal, spawn, spawn_detached};
 use parking_lot::Mutex;
 
-use super::backing::{Backing, Claim};
+use super::backing::{Claim, ClaimedSpace};
 use super::log_device::LogDeviceStatus;
-use super::shared::{Opened, Shared, State, Update, VolumeHandle, Work, WriteOut};
+use super::shared::{
+    MaintenanceTask, MaintenanceWork, Opened, Shared, State, Update, VolumeHandle, WriteOut,
+};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -130,7 +132,7 @@ impl Pool {
                 });
             }
         }
-        shared.state.lock().kept = true;
+        shared.state.lock().maintenance = MaintenanceTask::Waits;
         spawn_detached(keep(shared.clone()));
         Ok(Pool { guard })
     }
@@ -385,7 +387,7 @@ impl Pool {
     pub(super) fn check_space(
         &self,
         state: &mut State,
-        backing: &Backing,
+        backing: &ClaimedSpace,
         claim: Option<Claim>,
     ) -> Result<(), VolumeError> {
         let more = claim.as_ref().map_or(0, |claim| claim.more(&state.volume_table));
@@ -456,7 +458,7 @@ impl Pool {
             }
             self.check(&state, &record)?;
             self.check_space(&mut state, &backing, claim(&record))?;
-            record.root = crate::ondisk::entry::Entry::HOLE;
+            record.root = crate::ondisk::entry::MapEntry::HOLE;
             record
         };
         self.commit((order, backing), ChunkRecord::Volume(Box::new(record))).await.map(drop)
@@ -548,7 +550,7 @@ fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
 /// Maintenance task: makes checkpoints and cleans, one at a time, until the pool stops.
 async fn keep(shared: Arc<Shared>) {
     keep_until_stopped(&shared).await;
-    shared.state.lock().kept = false;
+    shared.state.lock().maintenance = MaintenanceTask::Stopped;
     shared.progress.notify();
 }
 
@@ -556,11 +558,11 @@ async fn keep_until_stopped(shared: &Shared) {
     loop {
         let work = shared.progress.wait_for(|| shared.state.lock().next_work()).await;
         let done = match work {
-            Work::Stop => return,
-            Work::Checkpoint => shared.checkpoint().await,
-            Work::Clean => shared.clean().await,
+            MaintenanceWork::Stop => return,
+            MaintenanceWork::Checkpoint => shared.checkpoint().await,
+            MaintenanceWork::Clean => shared.clean().await,
         };
-        shared.state.lock().maintenance_runs = false;
+        shared.state.lock().maintenance = MaintenanceTask::Waits;
         shared.progress.notify();
         if done.is_err() {
             return;

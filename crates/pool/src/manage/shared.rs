@@ -29,9 +29,9 @@ use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
-use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
+use crate::ondisk::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -67,10 +67,33 @@ pub(crate) struct Wanted {
 
 /// Next work of the maintenance task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum MaintenanceWork {
     Stop,
     Checkpoint,
     Clean,
+}
+
+/// The task that makes checkpoints and cleans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MaintenanceTask {
+    /// It has not begun, or has ended: it holds no right to update the superblock.
+    Stopped,
+    /// It waits for work.
+    Waits,
+    /// It makes a checkpoint, or cleans.
+    Works,
+}
+
+impl MaintenanceTask {
+    /// True from its begin to its end.
+    pub(crate) fn runs(self) -> bool {
+        self != MaintenanceTask::Stopped
+    }
+
+    /// True while it changes the pool.
+    pub(crate) fn works(self) -> bool {
+        self == MaintenanceTask::Works
+    }
 }
 
 /// Right of an order to keep the maintenance task from working.
@@ -121,11 +144,11 @@ pub(crate) enum WriteOut {
 
 /// Live blocks per segment.
 #[derive(Clone, Debug)]
-pub(crate) struct Usage {
+pub(crate) struct SegmentUsage {
     pub(crate) blocks: Vec<u32>,
 }
 
-impl Usage {
+impl SegmentUsage {
     pub(crate) fn total(&self) -> u64 {
         self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
     }
@@ -165,9 +188,9 @@ pub(crate) struct State {
     pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
     /// Usage by the volumes' maps, as of the last checkpoint.
-    pub(crate) usage: Usage,
+    pub(crate) usage: SegmentUsage,
     /// Usage by the metadata map, as of the last checkpoint.
-    pub(crate) meta_usage: Usage,
+    pub(crate) meta_usage: SegmentUsage,
     /// Live blocks of `usage` and `meta_usage`.
     pub(crate) live: u64,
     /// VolumeTable as it is on disk.
@@ -201,17 +224,16 @@ pub(crate) struct State {
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
-    /// The maintenance task runs.
-    pub(crate) kept: bool,
-    /// Whether the maintenance task works.
-    pub(crate) maintenance_runs: bool,
+    pub(crate) maintenance: MaintenanceTask,
     pub(crate) pause: MaintenancePause,
+    /// True if a change waited for free segments since the last pass of the cleaner.
+    pub(crate) writes_wait: bool,
+    /// Free segments before the last pass, if it was made for waiting writes beside an evacuation.
+    pub(crate) free_before: Option<usize>,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
-    /// Orders that took effect since the opening.
-    pub(super) orders: u64,
-    /// Reservations that orders in progress are about to make, each with the number of orders at
-    /// its check.
+    /// Reservations that orders in progress are about to make, each with the fewest blocks that it
+    /// has claimed since its check.
     pub(super) claims: BTreeMap<u64, (u64, Claim)>,
     /// Blocks that they add to `reserved`.
     pub(super) claimed: u64,
@@ -229,21 +251,21 @@ pub(crate) struct State {
 }
 
 /// Lookup of blocks of a volume or snapshot: its tree, and the tables of newer changes.
-pub(crate) struct View<'a> {
+pub(crate) struct MapView<'a> {
     pub(crate) tree: Tree,
     volume: u32,
     active: Option<&'a Recent>,
     frozen: Option<&'a Frozen>,
 }
 
-impl View<'_> {
+impl MapView<'_> {
     /// Entry of a block that changed after the checkpoint of the tree.
-    pub(crate) fn recent(&self, block: u64) -> Option<Entry> {
+    pub(crate) fn recent(&self, block: u64) -> Option<MapEntry> {
         let active = self.active.and_then(|active| active.get(self.volume, block));
         active.or_else(|| self.frozen?.recent.get(self.volume, block))
     }
 
-    /// True if no block changed.
+    /// True if no block changed after the checkpoint of the tree.
     pub(crate) fn is_merged(&self) -> bool {
         self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
     }
@@ -264,8 +286,8 @@ pub(crate) struct Opened {
     pub(crate) frozen: Option<Frozen>,
     pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
-    pub(crate) usage: Usage,
-    pub(crate) meta_usage: Usage,
+    pub(crate) usage: SegmentUsage,
+    pub(crate) meta_usage: SegmentUsage,
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
 }
@@ -311,11 +333,11 @@ impl State {
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
-            kept: false,
-            maintenance_runs: false,
+            maintenance: MaintenanceTask::Stopped,
             pause: MaintenancePause::None,
+            writes_wait: false,
+            free_before: None,
             reserved: 0,
-            orders: 0,
             claims: BTreeMap::new(),
             claimed: 0,
             next_claim: 0,
@@ -336,7 +358,7 @@ impl State {
         self.reserved = thick.map(reservation).sum();
         self.count_claims();
         let deleting = self.volume_table.volumes.values();
-        self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
+        self.deleting = deleting.filter(|volume| volume.state != VolumePresence::Present).count();
     }
 
     /// True after an opening until the checkpoint that begins the new log.
@@ -345,20 +367,25 @@ impl State {
     }
 
     /// Starts the next work of the maintenance task.
-    pub(crate) fn next_work(&mut self) -> Option<Work> {
+    pub(crate) fn next_work(&mut self) -> Option<MaintenanceWork> {
         if self.wanted.stop || self.check().is_err() {
-            return Some(Work::Stop);
+            return Some(MaintenanceWork::Stop);
         }
         let sealed = self.frozen.is_some();
         let work = match self.pause {
             MaintenancePause::Held => None,
             // The order waits until sealed changes are merged.
-            MaintenancePause::None | MaintenancePause::Waiting if sealed => Some(Work::Checkpoint),
-            MaintenancePause::None if self.wanted.checkpoint => Some(Work::Checkpoint),
-            MaintenancePause::None if self.wanted.cleaning => Some(Work::Clean),
+            MaintenancePause::None | MaintenancePause::Waiting if sealed => {
+                Some(MaintenanceWork::Checkpoint)
+            }
+            MaintenancePause::None if self.wanted.checkpoint => Some(MaintenanceWork::Checkpoint),
+            MaintenancePause::None if self.wanted.cleaning => Some(MaintenanceWork::Clean),
             MaintenancePause::None | MaintenancePause::Waiting => None,
         };
-        self.maintenance_runs = work.is_some();
+        self.maintenance = match work {
+            Some(_) => MaintenanceTask::Works,
+            None => MaintenanceTask::Waits,
+        };
         work
     }
 
@@ -419,7 +446,7 @@ impl State {
         let mut blocks = (payload..).zip(&content.checksums);
         let mut next = || {
             let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            Entry { location, birth: sequence, checksum: *checksum }
+            MapEntry { location, birth: sequence, checksum: *checksum }
         };
         for record in &content.records {
             match record {
@@ -438,7 +465,7 @@ impl State {
                     }
                 }
                 ChunkRecord::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..next() };
+                    let entry = MapEntry { birth: *birth, ..next() };
                     if self.volume_table.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
@@ -456,7 +483,6 @@ impl State {
         }
         apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
-        self.orders += 1;
         self.volume_table_changed();
         match order {
             ChunkRecord::Delete { volume } => {
@@ -478,7 +504,7 @@ impl State {
     /// Applies a copy of the cleaner if the block is still at its old place. A recent change
     /// decides; otherwise the tree has the old place, because the cleaner read it there and waits
     /// for its copies before the next checkpoint begins.
-    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) {
+    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: MapEntry) {
         let recent = self.recent(volume, block);
         if recent.is_none_or(|found| found.location == old) {
             self.active.insert_copy(volume, block, entry);
@@ -487,7 +513,7 @@ impl State {
 
     /// Tree of a volume or snapshot, and the tables of newer changes. A snapshot that no checkpoint
     /// contains has the tree of its volume and the sealed changes.
-    pub(crate) fn view(&self, id: u32) -> Result<View<'_>, IoError> {
+    pub(crate) fn view(&self, id: u32) -> Result<MapView<'_>, IoError> {
         let volume = self.volume_table.volumes.get(&id).ok_or(IoError::Unreachable)?;
         let source = volume.source();
         let (tree, active, frozen) = match (self.trees.get(&id), volume.kind) {
@@ -497,11 +523,11 @@ impl State {
             }
             (Some(tree), VolumeKind::Volume) => (tree, Some(&self.active), self.frozen.as_deref()),
         };
-        Ok(View { tree: *tree, volume: source, active, frozen })
+        Ok(MapView { tree: *tree, volume: source, active, frozen })
     }
 
     /// Entry of a block that changed since the checkpoint.
-    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
+    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<MapEntry> {
         let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.recent.get(volume, block));
         self.active.get(volume, block).or_else(frozen)
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time::wall_clock;
 
-use super::backing::{Backing, Claim};
+use super::backing::{Claim, ClaimedSpace};
 use super::pool::{OrderGuard, Pool};
 use super::shared::{MaintenancePause, Shared};
 use super::space::OrderKind;
@@ -22,9 +22,9 @@ use crate::limits::{BLOCK_BYTES, SNAPSHOT_GROUP_MAX};
 use crate::map::recent::Recent;
 use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{ChunkRecord, SnapshotOrder};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
-use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable, is_name};
+use crate::ondisk::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable, is_name};
 
 /// Most map pages that one call of [`Pool::diff`] compares, and most ranges in its result.
 const DIFF_STEPS: usize = 4096;
@@ -73,7 +73,7 @@ impl Drop for MaintenanceTurn {
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
-    locks: (MaintenanceTurn, OrderGuard, Backing),
+    locks: (MaintenanceTurn, OrderGuard, ClaimedSpace),
 }
 
 impl PreparedSnapshot {
@@ -99,7 +99,7 @@ impl Pool {
             if let Err(error) = state.check() {
                 return Some(Err(error));
             }
-            let rests = !state.maintenance_runs && state.frozen.is_none();
+            let rests = !state.maintenance.works() && state.frozen.is_none();
             rests.then(|| {
                 state.pause = MaintenancePause::Held;
                 Ok(())
@@ -245,7 +245,8 @@ impl Pool {
                 if children.len() <= 1 {
                     break snapshot;
                 }
-                let present = children.iter().filter(|child| child.state == VolumeState::Present);
+                let present =
+                    children.iter().filter(|child| child.state == VolumePresence::Present);
                 let users: Vec<String> =
                     present.map(|child| state.volume_table.full_name(child)).collect();
                 if users.len() > 1 {
@@ -445,11 +446,11 @@ impl Pool {
 }
 
 /// Lost blocks count as different: their content is unknown.
-fn is_same(old: &Entry, new: &Entry) -> bool {
-    old.location == new.location && ![*old, *new].contains(&Entry::LOST)
+fn is_same(old: &MapEntry, new: &MapEntry) -> bool {
+    old.location == new.location && ![*old, *new].contains(&MapEntry::LOST)
 }
 
-fn push_difference(ranges: &mut Vec<Range<u64>>, old: &Entry, new: &Entry, block: u64) {
+fn push_difference(ranges: &mut Vec<Range<u64>>, old: &MapEntry, new: &MapEntry, block: u64) {
     if is_same(old, new) {
         return;
     }

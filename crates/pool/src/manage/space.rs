@@ -5,7 +5,7 @@ use crate::limits::{
     PASSES_WAITED, RECENT_MAX, VOLUME_TABLE_BYTES_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::PoolLayout;
 
 /// Segments counted in one block of the usage table.
 pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
@@ -15,7 +15,7 @@ pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
 pub(crate) struct Sizes {
     /// Most recent changes between two checkpoints.
     pub(crate) recent: usize,
-    /// Additional copies of the cleaner between two checkpoints, within the limit of memory.
+    /// Blocks that the cleaner may copy between two checkpoints beyond `recent`, as memory allows.
     pub(crate) copies: usize,
     /// Map pages that one checkpoint copies for the cleaner.
     pub(crate) moving: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Sizes {
 }
 
 /// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
-pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
+pub(crate) fn chunk_blocks(layout: &PoolLayout) -> u64 {
     let segment = u64::from(layout.segment_blocks());
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
@@ -54,14 +54,14 @@ impl Sizes {
     /// - The log holds its present segment and the following one.
     /// - The rest is for volumes, minus the headers of chunks, and a sixteenth as slack for the
     ///   cleaner.
-    pub(crate) fn of(layout: &Layout) -> Sizes {
+    pub(crate) fn of(layout: &PoolLayout) -> Sizes {
         Sizes::with(layout, layout.usable_segments())
     }
 
     /// Sizes with other usable segments, after devices were added or while one is evacuated. They
     /// are those of the next opening, which must have room for every accepted reservation. Only the
     /// tables of recent changes keep their size.
-    pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
+    pub(crate) fn within(&self, layout: &PoolLayout, segments: u32) -> Sizes {
         let opened = Sizes::with(layout, segments);
         let recent = opened.recent.min(self.recent);
         Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
@@ -85,7 +85,7 @@ impl Sizes {
         self.recent + self.copies
     }
 
-    fn with(layout: &Layout, segments: u32) -> Sizes {
+    fn with(layout: &PoolLayout, segments: u32) -> Sizes {
         let segment_blocks = u64::from(layout.segment_blocks());
         let blocks = u64::from(segments) * segment_blocks;
         let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
@@ -170,8 +170,8 @@ impl SpaceState {
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
     }
 
-    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and what backs
-    /// reservations.
+    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and those
+    /// that back reservations.
     pub(crate) fn kept_by_evacuation(&self, sizes: &Sizes) -> usize {
         self.left_free(sizes, 0) - sizes.reserve.div_ceil(2)
     }
@@ -245,9 +245,9 @@ pub(crate) fn admit(
             return SpaceDecision::AfterCheckpoint;
         }
     }
-    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits
-    // for passes of its own: those before it had other blocks to work with. During an evacuation,
-    // no gain is counted, and it may wait as long as that.
+    // A write gives up when the cleaner has gained nothing for a while. A write to reserved space
+    // counts only passes that began after it, because earlier ones had other blocks to clean. Gains
+    // are not counted during an evacuation, which the write may wait for.
     let was_fruitless = supply.nothing_to_clean && waited >= FRUITLESS_PASSES.into();
     let is_long = waited >= EVACUATION_STEPS.into();
     let (floor, is_over) = match demand.reserved {
@@ -336,7 +336,7 @@ mod tests {
             segments,
         };
         for (first, second) in [(64, 64), (1024, 3072), (1024, 20_000), (20_000, 1024)] {
-            let layout = Layout::new(2048, &[device(first)]).unwrap();
+            let layout = PoolLayout::new(2048, &[device(first)]).unwrap();
             let before = Sizes::of(&layout);
             layout.push(&device(second)).unwrap();
             let (grown, opened) = (before.within(&layout, first + second), Sizes::of(&layout));

@@ -19,10 +19,10 @@ use crate::limits::{BLOCK_BYTES, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
 use crate::log::gather::GatheredChunk;
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
-use crate::map::tree::Found;
+use crate::map::tree::PathLookup;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
@@ -270,7 +270,7 @@ impl VolumeIo {
             buf.fill(0);
             return IoFuture::ready(Ok(buf));
         }
-        if entry == Entry::LOST {
+        if entry == MapEntry::LOST {
             return IoFuture::ready(Err(IoError::ReadFault));
         }
         match self.shared.storage.read(entry.location, buf).try_now() {
@@ -286,7 +286,7 @@ impl VolumeIo {
     }
 
     /// Entry of a block, if it is in memory, and a guard that keeps its segment from being reused.
-    fn find_now(&self, block: u64) -> Option<(Entry, ReadGuard)> {
+    fn find_now(&self, block: u64) -> Option<(MapEntry, ReadGuard)> {
         let state = self.shared.state.lock();
         let view = state.view(self.volume).ok()?;
         let (recent, tree, guard) = (view.recent(block), view.tree, state.guard());
@@ -295,7 +295,7 @@ impl VolumeIo {
         Some((entry, guard))
     }
 
-    fn verified(&self, entry: &Entry, block: u64, read: BufMut) -> Result<BufMut, IoError> {
+    fn verified(&self, entry: &MapEntry, block: u64, read: BufMut) -> Result<BufMut, IoError> {
         self.check_block(entry, block, &read).map(|()| read)
     }
 
@@ -303,7 +303,7 @@ impl VolumeIo {
     ///
     /// # Errors
     /// [`IoError::ReadFault`] if they differ.
-    fn check_block(&self, entry: &Entry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
+    fn check_block(&self, entry: &MapEntry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
         if checksum(bytes) == entry.checksum {
             return Ok(());
         }
@@ -388,7 +388,7 @@ impl VolumeIo {
     /// Reads at most [`LOOKUP_BLOCKS`].
     async fn read_part(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
         let count = buf.len() / BLOCK_BYTES;
-        let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
+        let mut entries = [MapEntry::HOLE; LOOKUP_BLOCKS];
         // Bit set of blocks that changed after the checkpoint.
         let mut recent = 0_u64;
         // The guard keeps the segments of all blocks looked up here.
@@ -403,7 +403,7 @@ impl VolumeIo {
             }
             (view.tree, state.guard())
         };
-        let mut leaf: Option<(u64, Found)> = None;
+        let mut leaf: Option<(u64, PathLookup)> = None;
         for (index, block) in (0..count).zip(block..) {
             if recent >> index & 1 == 1 {
                 continue;
@@ -413,12 +413,12 @@ impl VolumeIo {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
                 leaf = Some((number, tree.find(storage, cache, block).await?));
             }
-            if let Some((_, Found::Leaf(page))) = &leaf {
+            if let Some((_, PathLookup::Leaf(page))) = &leaf {
                 entries[index] = page.entries[block as usize % FANOUT];
             }
         }
         let entries = &entries[..count];
-        if entries.contains(&Entry::LOST) {
+        if entries.contains(&MapEntry::LOST) {
             return Err(IoError::ReadFault);
         }
         let mut at = 0;
@@ -446,10 +446,10 @@ impl VolumeIo {
     }
 
     /// Number of leading entries that are all holes, or are consecutive blocks of one segment.
-    fn run_of(&self, entries: &[Entry]) -> usize {
+    fn run_of(&self, entries: &[MapEntry]) -> usize {
         let first = entries[0];
         let layout = &self.shared.storage.layout;
-        let continues = |(index, entry): &(u64, &Entry)| {
+        let continues = |(index, entry): &(u64, &MapEntry)| {
             if first.is_hole() {
                 return entry.is_hole();
             }
@@ -477,13 +477,13 @@ impl VolumeIo {
             };
             let found = tree.find(&self.shared.storage, &self.shared.cache, at).await?;
             let end = match found {
-                Found::Holes(count) if !any_recent => blocks.end.min(at.saturating_add(count)),
+                PathLookup::Holes(count) if !any_recent => blocks.end.min(at.saturating_add(count)),
                 _ => leaf_end,
             };
             for (block, recent) in (at..leaf_end).zip(recent) {
                 let below = || match &found {
-                    Found::Leaf(page) => page.entries[block as usize % FANOUT].is_hole(),
-                    Found::Holes(_) => true,
+                    PathLookup::Leaf(page) => page.entries[block as usize % FANOUT].is_hole(),
+                    PathLookup::Holes(_) => true,
                 };
                 push_extent(&mut extents, 1, recent.unwrap_or_else(below));
             }

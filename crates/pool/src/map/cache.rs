@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::MapPage;
 
 struct Slot {
-    entry: Entry,
+    entry: MapEntry,
     page: Arc<MapPage>,
     used: bool,
 }
@@ -57,7 +57,7 @@ impl PageCache {
     }
 
     /// Page of an entry, if it is cached.
-    pub fn get(&self, entry: Entry) -> Option<Arc<MapPage>> {
+    pub fn get(&self, entry: MapEntry) -> Option<Arc<MapPage>> {
         let mut slots = self.slots.lock();
         let index = *slots.by_location.get(&entry.location)?;
         let slot = &mut slots.slots[index];
@@ -66,7 +66,7 @@ impl PageCache {
     }
 
     /// Adds a page.
-    pub fn put(&self, entry: Entry, page: Arc<MapPage>) {
+    pub fn put(&self, entry: MapEntry, page: Arc<MapPage>) {
         let mut slots = self.slots.lock();
         let fresh = Slot { entry, page, used: true };
         if let Some(index) = slots.by_location.get(&entry.location).copied() {
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn cache_is_bounded_and_never_returns_another_page() {
         let cache = PageCache::new(4);
-        let entry = |location, birth| Entry { location, birth, checksum: 0 };
+        let entry = |location, birth| MapEntry { location, birth, checksum: 0 };
         for location in 1..10 {
             cache.put(entry(location, 1), Arc::default());
         }
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn bound_changes_while_pages_are_cached() {
         let cache = PageCache::new(4);
-        let entry = |location| Entry { location, birth: 1, checksum: 0 };
+        let entry = |location| MapEntry { location, birth: 1, checksum: 0 };
         let held = || (1..20).filter(|location| cache.get(entry(*location)).is_some()).count();
         let fill = || (1..20).for_each(|location| cache.put(entry(location), Arc::default()));
         for (capacity, after) in [(4, 0), (9, 4), (2, 2), (5, 2)] {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::tree::Tree;
 use crate::ondisk::FormatError;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::volume_table::VolumeTable;
 
 /// Trees by volume or snapshot.
@@ -26,7 +26,7 @@ pub(crate) fn apply_order(
     let unmerged = FormatError::Field("snapshot");
     match record {
         ChunkRecord::Volume(volume) => {
-            let fresh = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
+            let fresh = Tree { volume: volume.id, level: 1, root: MapEntry::HOLE };
             let from = match (trees.get(&volume.id), volume.parent) {
                 (Some(tree), _) => *tree,
                 (None, 0) => fresh,

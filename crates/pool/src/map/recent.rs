@@ -9,18 +9,18 @@
 use flagstone_runtime::rng::mix64;
 
 use crate::limits::{RANGES_MAX, ZERO_BY_BLOCK};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     /// 0 in a free slot.
     volume: u32,
     block: u64,
-    entry: Entry,
+    entry: MapEntry,
     order: u64,
 }
 
-const FREE: Slot = Slot { volume: 0, block: 0, entry: Entry::HOLE, order: 0 };
+const FREE: Slot = Slot { volume: 0, block: 0, entry: MapEntry::HOLE, order: 0 };
 
 /// A range that was zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,13 +42,13 @@ impl ZeroRange {
 
 /// The new entry of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct MapChange {
     /// Volume.
     pub volume: u32,
     /// Block.
     pub block: u64,
     /// New entry; a hole if the block was zeroed.
-    pub entry: Entry,
+    pub entry: MapEntry,
 }
 
 /// Table of recent changes.
@@ -114,12 +114,12 @@ impl Recent {
     }
 
     /// The entry of a block, if it changed.
-    pub fn get(&self, volume: u32, block: u64) -> Option<Entry> {
+    pub fn get(&self, volume: u32, block: u64) -> Option<MapEntry> {
         let slot = &self.slots[self.slot_of(volume, block)];
         let zeroed = self.zeroed(volume, block);
         match slot.volume != 0 {
             true if slot.order > zeroed => Some(slot.entry),
-            _ if zeroed > 0 => Some(Entry::HOLE),
+            _ if zeroed > 0 => Some(MapEntry::HOLE),
             _ => None,
         }
     }
@@ -137,7 +137,7 @@ impl Recent {
     }
 
     /// Records the entry of a block.
-    pub fn insert(&mut self, volume: u32, block: u64, entry: Entry) {
+    pub fn insert(&mut self, volume: u32, block: u64, entry: MapEntry) {
         assert!(volume != 0, "the metadata map has no recent changes");
         if 2 * (self.len + 1) > self.slots.len() {
             self.grow();
@@ -149,7 +149,7 @@ impl Recent {
     }
 
     /// Records the entry of a block that the cleaner copied.
-    pub fn insert_copy(&mut self, volume: u32, block: u64, entry: Entry) {
+    pub fn insert_copy(&mut self, volume: u32, block: u64, entry: MapEntry) {
         let before = self.len;
         self.insert(volume, block, entry);
         self.copied += self.len - before;
@@ -158,7 +158,7 @@ impl Recent {
     /// Records that blocks read as zeroes.
     pub fn zero(&mut self, volume: u32, block: u64, count: u64) {
         if count <= ZERO_BY_BLOCK {
-            (block..block + count).for_each(|block| self.insert(volume, block, Entry::HOLE));
+            (block..block + count).for_each(|block| self.insert(volume, block, MapEntry::HOLE));
         } else {
             self.order += 1;
             self.ranges.push(ZeroRange { volume, block, count, order: self.order });
@@ -196,13 +196,13 @@ impl Recent {
     }
 
     /// Valid entries, by volume and block.
-    pub fn sorted(&self) -> Vec<Change> {
+    pub fn sorted(&self) -> Vec<MapChange> {
         let used = self.slots.iter().filter(|slot| slot.volume != 0);
-        let mut changes: Vec<Change> = used
+        let mut changes: Vec<MapChange> = used
             .map(|slot| {
                 let zeroed = self.zeroed(slot.volume, slot.block) > slot.order;
-                let entry = if zeroed { Entry::HOLE } else { slot.entry };
-                Change { volume: slot.volume, block: slot.block, entry }
+                let entry = if zeroed { MapEntry::HOLE } else { slot.entry };
+                MapChange { volume: slot.volume, block: slot.block, entry }
             })
             .collect();
         changes.sort_unstable_by_key(|change| (change.volume, change.block));
@@ -227,12 +227,12 @@ mod tests {
     #[test]
     fn copies_of_the_cleaner_are_counted_apart() {
         let mut recent = Recent::new(16);
-        recent.insert(1, 5, Entry { location: 1, birth: 1, checksum: 0 });
+        recent.insert(1, 5, MapEntry { location: 1, birth: 1, checksum: 0 });
         for block in 5..8 {
-            recent.insert_copy(1, block, Entry { location: 2, birth: 1, checksum: 0 });
+            recent.insert_copy(1, block, MapEntry { location: 2, birth: 1, checksum: 0 });
         }
         assert_eq!((recent.len(), recent.copied()), (3, 2));
-        recent.insert(2, 1, Entry::HOLE);
+        recent.insert(2, 1, MapEntry::HOLE);
         recent.forget(1);
         assert_eq!((recent.len(), recent.copied()), (1, 0));
     }
@@ -246,13 +246,13 @@ mod tests {
             let mut model = BTreeMap::new();
             for (step, (volume, block, zeroes)) in (1..).zip(steps) {
                 if zeroes == 0 {
-                    let entry = Entry { location: step, birth: step, checksum: 1 };
+                    let entry = MapEntry { location: step, birth: step, checksum: 1 };
                     recent.insert(volume, block, entry);
                     model.insert((volume, block), entry);
                 } else {
                     recent.zero(volume, block, zeroes);
                     for block in block..block + zeroes {
-                        model.insert((volume, block), Entry::HOLE);
+                        model.insert((volume, block), MapEntry::HOLE);
                     }
                 }
             }

@@ -6,9 +6,9 @@ use flagstone_blockdev::IoError;
 
 use super::cache::PageCache;
 use crate::ondisk::checksum;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
-use crate::read_retries::Unread;
+use crate::read_retries::FailedRead;
 use crate::storage::Storage;
 
 /// The map of a volume at a checkpoint.
@@ -19,12 +19,12 @@ pub struct Tree {
     /// Level of the root.
     pub level: u8,
     /// The root page; a hole for an empty map.
-    pub root: Entry,
+    pub root: MapEntry,
 }
 
 /// Result of a lookup on the path to a block.
 #[derive(Clone, Debug)]
-pub(crate) enum Found {
+pub(crate) enum PathLookup {
     /// The leaf with the block.
     Leaf(Arc<MapPage>),
     /// A hole of this many blocks, from the block of the lookup on.
@@ -37,7 +37,7 @@ pub(crate) enum PageError {
     /// Its content is not what was written, or an earlier checkpoint gave it up.
     Damaged,
     /// The device failed the read.
-    Unread(Unread),
+    Unread(FailedRead),
 }
 
 impl From<PageError> for IoError {
@@ -56,18 +56,18 @@ impl From<PageError> for IoError {
 pub(crate) async fn read_page(
     storage: &Storage,
     cache: &PageCache,
-    entry: Entry,
+    entry: MapEntry,
     place: PagePlace,
 ) -> Result<Arc<MapPage>, PageError> {
     if let Some(page) = cache.get(entry) {
         return Ok(page);
     }
-    if entry == Entry::LOST {
+    if entry == MapEntry::LOST {
         return Err(PageError::Damaged);
     }
     let location = entry.location;
     let block = storage.read_one(location).await;
-    let block = block.map_err(|error| PageError::Unread(Unread { location, error }))?;
+    let block = block.map_err(|error| PageError::Unread(FailedRead { location, error }))?;
     let damaged = |reason: &dyn std::fmt::Display| {
         let device = &storage.device_of(entry.location).name;
         tracing::error!(device, block = entry.location, ?place, %reason, "map page is damaged");
@@ -89,20 +89,20 @@ impl Tree {
         storage: &Storage,
         cache: &PageCache,
         block: u64,
-    ) -> Result<Found, PageError> {
+    ) -> Result<PathLookup, PageError> {
         if block >= span(self.level) {
-            return Ok(Found::Holes(u64::MAX - block));
+            return Ok(PathLookup::Holes(u64::MAX - block));
         }
         let (mut entry, mut level) = (self.root, self.level);
         loop {
             let covered = span(level);
             if entry.is_hole() {
-                return Ok(Found::Holes(covered - block % covered));
+                return Ok(PathLookup::Holes(covered - block % covered));
             }
             let place = PagePlace { volume: self.volume, level, index: block / covered };
             let page = read_page(storage, cache, entry, place).await?;
             if level == 1 {
-                return Ok(Found::Leaf(page));
+                return Ok(PathLookup::Leaf(page));
             }
             level -= 1;
             entry = page.entries[(block / span(level)) as usize % FANOUT];
@@ -110,9 +110,9 @@ impl Tree {
     }
 
     /// Entry of a block, if every page on the path is cached.
-    pub(crate) fn lookup_cached(&self, cache: &PageCache, block: u64) -> Option<Entry> {
+    pub(crate) fn lookup_cached(&self, cache: &PageCache, block: u64) -> Option<MapEntry> {
         if block >= span(self.level) {
-            return Some(Entry::HOLE);
+            return Some(MapEntry::HOLE);
         }
         let (mut entry, mut level) = (self.root, self.level);
         while level > 0 && !entry.is_hole() {
@@ -129,10 +129,10 @@ impl Tree {
         storage: &Storage,
         cache: &PageCache,
         block: u64,
-    ) -> Result<Entry, PageError> {
+    ) -> Result<MapEntry, PageError> {
         Ok(match self.find(storage, cache, block).await? {
-            Found::Leaf(page) => page.entries[block as usize % FANOUT],
-            Found::Holes(_) => Entry::HOLE,
+            PathLookup::Leaf(page) => page.entries[block as usize % FANOUT],
+            PathLookup::Holes(_) => MapEntry::HOLE,
         })
     }
 
@@ -143,13 +143,13 @@ impl Tree {
         cache: &PageCache,
         level: u8,
         index: u64,
-    ) -> Result<Entry, PageError> {
+    ) -> Result<MapEntry, PageError> {
         if level > self.level || (level == self.level && index > 0) {
-            return Ok(Entry::HOLE);
+            return Ok(MapEntry::HOLE);
         }
         let block = index.saturating_mul(span(level));
         if block >= span(self.level) {
-            return Ok(Entry::HOLE);
+            return Ok(MapEntry::HOLE);
         }
         let (mut entry, mut at) = (self.root, self.level);
         while at > level && !entry.is_hole() {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use super::FormatError;
 use super::chunk::SnapshotOrder;
-use super::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
+use super::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
 use crate::id::PoolId;
 
 /// Range of births that a map owns, in contrast to blocks shared with its parent.
@@ -34,7 +34,7 @@ impl Ownership {
 impl VolumeRecord {
     /// True for a volume that can be opened.
     pub fn is_present_volume(&self) -> bool {
-        self.state == VolumeState::Present && self.kind == VolumeKind::Volume
+        self.state == VolumePresence::Present && self.kind == VolumeKind::Volume
     }
 
     /// Sequence of a snapshot: it contains the chunks before it.
@@ -56,7 +56,7 @@ impl VolumeRecord {
     /// Volume whose name a present snapshot has.
     pub fn owner(&self) -> Option<u32> {
         match (self.kind, self.state) {
-            (VolumeKind::Snapshot { owner, .. }, VolumeState::Present) => Some(owner),
+            (VolumeKind::Snapshot { owner, .. }, VolumePresence::Present) => Some(owner),
             _ => None,
         }
     }
@@ -114,7 +114,7 @@ impl VolumeTable {
         Ownership {
             parent: self.sequence_of(parent),
             reaped: match of_parent.map(|parent| parent.state) {
-                Some(VolumeState::Deleting { reaped }) => reaped,
+                Some(VolumePresence::Deleting { reaped }) => reaped,
                 _ => 0,
             },
             grandparent: of_parent.map_or(0, |parent| self.sequence_of(parent.parent)),
@@ -174,7 +174,7 @@ impl VolumeTable {
         }
         let (root, blocks, mapped) = (to.root, to.blocks, to.mapped);
         let hidden = self.next_id;
-        let state = VolumeState::Deleting { reaped: 0 };
+        let state = VolumePresence::Deleting { reaped: 0 };
         let rolled = self.volumes.get_mut(&volume).ok_or(conflict)?;
         let former = VolumeRecord {
             id: hidden,
@@ -247,7 +247,7 @@ impl VolumeTable {
         };
         match self.volumes.get_mut(&id) {
             Some(volume) if deletable => {
-                volume.state = VolumeState::Deleting { reaped: 0 };
+                volume.state = VolumePresence::Deleting { reaped: 0 };
                 Ok(())
             }
             _ => Err(conflict),
@@ -282,8 +282,9 @@ impl VolumeTable {
             };
             let is_volume = |id| self.volumes.get(&id).is_some_and(VolumeRecord::is_present_volume);
             let owned = volume.owner().is_none_or(is_volume);
-            midway +=
-                usize::from(matches!(volume.state, VolumeState::Deleting { reaped } if reaped > 0));
+            midway += usize::from(
+                matches!(volume.state, VolumePresence::Deleting { reaped } if reaped > 0),
+            );
             if !older || !owned || midway > 1 || volume.shared > 0 && volume.parent == 0 {
                 return Err(bad);
             }
@@ -383,7 +384,7 @@ mod tests {
         assert!(!volume_table.volumes[&1].incomplete, "the snapshot has all of its writes");
         assert_eq!(parents(&volume_table)[..2], [(1, 3), (2, 6)]);
         let former = &volume_table.volumes[&7];
-        assert_eq!((former.parent, former.state), (4, VolumeState::Deleting { reaped: 0 }));
+        assert_eq!((former.parent, former.state), (4, VolumePresence::Deleting { reaped: 0 }));
         volume_table.check_ancestry().unwrap();
     }
 
@@ -391,7 +392,7 @@ mod tests {
     fn grandparent_owns_blocks_below_the_deletion_walk() {
         let mut volume_table = family();
         volume_table.delete(4).unwrap();
-        volume_table.volumes.get_mut(&4).unwrap().state = VolumeState::Deleting { reaped: 50 };
+        volume_table.volumes.get_mut(&4).unwrap().state = VolumePresence::Deleting { reaped: 50 };
         let ownership = volume_table.ownership(1);
         assert!(ownership.is_own(15, 50) && !ownership.is_own(15, 51));
         assert!(!ownership.is_own(10, 50) && ownership.is_own(21, 51));

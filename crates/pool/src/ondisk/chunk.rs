@@ -1,7 +1,7 @@
 //! Chunk: a header of one block with records and the checksums of the payload blocks after it.
 
 use super::entry::U48_MAX;
-use super::layout::Layout;
+use super::layout::PoolLayout;
 use super::page::{LEVEL_MAX, PagePlace};
 use super::volume_table::{VolumeRecord, is_name};
 use super::{Block, CRC_AT, Fields, FormatError, begin, open, put, seal};
@@ -192,7 +192,7 @@ impl ChunkRecord {
     }
 
     /// Decodes the first record of `bytes`; returns it with its length.
-    fn decode(bytes: &[u8], layout: &Layout) -> Result<(ChunkRecord, usize), FormatError> {
+    fn decode(bytes: &[u8], layout: &PoolLayout) -> Result<(ChunkRecord, usize), FormatError> {
         let bad = FormatError::Field("record");
         let needs = |len: usize| bytes.get(..len).map(Fields).ok_or(bad);
         let range = |block: u64, count: u64| match block.checked_add(count) {
@@ -336,7 +336,7 @@ impl ChunkHeader {
     ///
     /// # Errors
     /// [`FormatError`] for a header of another place, or impossible values.
-    pub fn decode(block: &Block, at: u64, layout: &Layout) -> Result<ChunkHeader, FormatError> {
+    pub fn decode(block: &Block, at: u64, layout: &PoolLayout) -> Result<ChunkHeader, FormatError> {
         let fields = open(block, MAGIC)?;
         if fields.u64(40) != at {
             return Err(FormatError::Foreign);

@@ -7,10 +7,10 @@ use super::*;
 use crate::id::PoolId;
 use crate::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES};
 
-fn layout() -> Layout {
+fn layout() -> PoolLayout {
     let size_bytes = SUPERBLOCK_AREA_BYTES + 64 * 256 * 4096;
     let device = DeviceRecord { id: PoolId::default(), size_bytes, segments: 64 };
-    Layout::new(256, &[device]).unwrap()
+    PoolLayout::new(256, &[device]).unwrap()
 }
 
 fn any_record() -> impl Strategy<Value = ChunkRecord> {

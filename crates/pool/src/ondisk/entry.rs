@@ -10,7 +10,7 @@ pub const U48_MAX: u64 = (1 << 48) - 1;
 
 /// Where a block is, since when, and the checksum of its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct MapEntry {
     /// Block of the pool; 0 if nothing is stored.
     pub location: u64,
     /// Sequence of the chunk that first had the content. Copies of the cleaner keep it.
@@ -19,17 +19,17 @@ pub struct Entry {
     pub checksum: u32,
 }
 
-impl Entry {
+impl MapEntry {
     /// Nothing stored: reads as zeroes.
-    pub const HOLE: Entry = Entry { location: 0, birth: 0, checksum: 0 };
+    pub const HOLE: MapEntry = MapEntry { location: 0, birth: 0, checksum: 0 };
 
     /// Unknown content: the page that had the entry is damaged. Reads fail until the block is
     /// written.
-    pub const LOST: Entry = Entry { location: 0, birth: 0, checksum: 1 };
+    pub const LOST: MapEntry = MapEntry { location: 0, birth: 0, checksum: 1 };
 
     /// True for a hole.
     pub fn is_hole(&self) -> bool {
-        *self == Entry::HOLE
+        *self == MapEntry::HOLE
     }
 
     /// True with a location.
@@ -48,16 +48,16 @@ impl Entry {
     ///
     /// # Errors
     /// [`FormatError::Field`] for a location of `blocks` or more, or an entry without a location
-    /// that is neither [`Entry::HOLE`] nor [`Entry::LOST`].
-    pub fn decode(bytes: &[u8], blocks: u64) -> Result<Entry, FormatError> {
+    /// that is neither [`MapEntry::HOLE`] nor [`MapEntry::LOST`].
+    pub fn decode(bytes: &[u8], blocks: u64) -> Result<MapEntry, FormatError> {
         let fields = Fields(bytes);
         let u48 = |at| {
             let mut wide = [0; 8];
             wide[..6].copy_from_slice(&fields.bytes::<6>(at));
             u64::from_le_bytes(wide)
         };
-        let entry = Entry { location: u48(0), birth: u48(6), checksum: fields.u32(12) };
-        let is_known = entry.is_stored() || [Entry::HOLE, Entry::LOST].contains(&entry);
+        let entry = MapEntry { location: u48(0), birth: u48(6), checksum: fields.u32(12) };
+        let is_known = entry.is_stored() || [MapEntry::HOLE, MapEntry::LOST].contains(&entry);
         if entry.location >= blocks || !is_known {
             return Err(FormatError::Field("entry"));
         }
@@ -74,21 +74,21 @@ mod tests {
     proptest! {
         #[test]
         fn entry_round_trips(location in 1..=U48_MAX, birth in 0..=U48_MAX, checksum: u32) {
-            let entry = Entry { location, birth, checksum };
+            let entry = MapEntry { location, birth, checksum };
             let mut bytes = [0; ENTRY_BYTES];
             entry.encode(&mut bytes);
-            prop_assert_eq!(Entry::decode(&bytes, location + 1), Ok(entry));
-            prop_assert_eq!(Entry::decode(&bytes, location), Err(FormatError::Field("entry")));
+            prop_assert_eq!(MapEntry::decode(&bytes, location + 1), Ok(entry));
+            prop_assert_eq!(MapEntry::decode(&bytes, location), Err(FormatError::Field("entry")));
         }
     }
 
     #[test]
     fn entries_without_location_are_holes_or_lost() {
         let mut bytes = [0; ENTRY_BYTES];
-        assert_eq!(Entry::decode(&bytes, 1), Ok(Entry::HOLE));
+        assert_eq!(MapEntry::decode(&bytes, 1), Ok(MapEntry::HOLE));
         bytes[12] = 1;
-        assert_eq!(Entry::decode(&bytes, 1), Ok(Entry::LOST));
+        assert_eq!(MapEntry::decode(&bytes, 1), Ok(MapEntry::LOST));
         bytes[15] = 1;
-        assert_eq!(Entry::decode(&bytes, 1), Err(FormatError::Field("entry")));
+        assert_eq!(MapEntry::decode(&bytes, 1), Err(FormatError::Field("entry")));
     }
 }

@@ -18,7 +18,7 @@ pub struct BlockPlace {
 
 /// Segments of all devices. If a device is added to an open pool, its segments follow the others.
 #[derive(Debug)]
-pub struct Layout {
+pub struct PoolLayout {
     segment_blocks: u32,
     /// Number of the first segment of each device, then the number of all segments.
     first: [AtomicU32; DEVICES_MAX + 1],
@@ -34,18 +34,18 @@ pub fn segments_of(size_bytes: u64, segment_blocks: u32) -> u64 {
     size_bytes.saturating_sub(SUPERBLOCK_AREA_BYTES) / segment
 }
 
-impl Layout {
+impl PoolLayout {
     /// Layout of these devices.
     ///
     /// # Errors
     /// [`FormatError::Field`] for a segment size or count out of range, or segments beyond the end
     /// of a device.
-    pub fn new(segment_blocks: u32, devices: &[DeviceRecord]) -> Result<Layout, FormatError> {
+    pub fn new(segment_blocks: u32, devices: &[DeviceRecord]) -> Result<PoolLayout, FormatError> {
         let sane = segment_blocks.is_power_of_two() && SEGMENT_BLOCKS.contains(&segment_blocks);
         if !sane {
             return Err(FormatError::Field("blocks per segment"));
         }
-        let layout = Layout {
+        let layout = PoolLayout {
             segment_blocks,
             first: Default::default(),
             devices: AtomicUsize::new(0),
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn blocks_are_numbered_through_the_devices() {
-        let layout = Layout::new(16, &[device(20), device(30)]).unwrap();
+        let layout = PoolLayout::new(16, &[device(20), device(30)]).unwrap();
         assert_eq!((layout.segments(), layout.blocks()), (50, 800));
         let at = |block| layout.place(block);
         assert_eq!(at(0), BlockPlace { device: 0, offset: SUPERBLOCK_AREA_BYTES });
@@ -183,14 +183,14 @@ mod tests {
 
     #[test]
     fn devices_are_added_and_removed() {
-        let layout = Layout::new(16, &[device(20), device(30)]).unwrap();
+        let layout = PoolLayout::new(16, &[device(20), device(30)]).unwrap();
         layout.push(&device(7)).unwrap();
         assert_eq!((layout.segments(), layout.segments_on(2)), (57, 50..57));
         assert_eq!(layout.place(800), BlockPlace { device: 2, offset: SUPERBLOCK_AREA_BYTES });
         layout.remove(0);
         assert_eq!((layout.segments(), layout.usable_segments()), (57, 37));
         let removed = DeviceRecord { size_bytes: 0, ..device(20) };
-        let again = Layout::new(16, &[removed, device(30), device(7)]).unwrap();
+        let again = PoolLayout::new(16, &[removed, device(30), device(7)]).unwrap();
         assert_eq!(again.removed_segments().next(), Some(0..20));
         assert_eq!(again.removed_segments().count(), 1);
         assert_eq!(again.place(320).device, 1);
@@ -213,7 +213,7 @@ mod tests {
             (16, vec![device(0), device(40)]),
             (16, vec![]),
         ] {
-            assert!(Layout::new(blocks, &devices).is_err(), "{blocks} {devices:?}");
+            assert!(PoolLayout::new(blocks, &devices).is_err(), "{blocks} {devices:?}");
         }
     }
 }

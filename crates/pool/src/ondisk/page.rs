@@ -1,6 +1,6 @@
 //! Map page: 252 entries of one level of a volume's tree.
 
-use super::entry::{ENTRY_BYTES, Entry};
+use super::entry::{ENTRY_BYTES, MapEntry};
 use super::{Block, FormatError, begin, begins, put};
 use crate::limits::BLOCK_BYTES;
 
@@ -40,19 +40,19 @@ pub struct MapPage {
     /// Volume that wrote it first. Snapshots and clones share it.
     pub volume: u32,
     /// Entries in order.
-    pub entries: [Entry; FANOUT],
+    pub entries: [MapEntry; FANOUT],
 }
 
 impl Default for MapPage {
     fn default() -> MapPage {
-        MapPage { volume: 0, entries: [Entry::HOLE; FANOUT] }
+        MapPage { volume: 0, entries: [MapEntry::HOLE; FANOUT] }
     }
 }
 
 impl MapPage {
     /// True without entries: such a page is not stored.
     pub fn is_empty(&self) -> bool {
-        self.entries.iter().all(Entry::is_hole)
+        self.entries.iter().all(MapEntry::is_hole)
     }
 
     /// Encodes the page. `level` and `index` are its place in the tree.
@@ -83,7 +83,7 @@ impl MapPage {
         let mut page = MapPage { volume: found.volume, ..MapPage::default() };
         let stored = block[ENTRIES_AT..].chunks(ENTRY_BYTES);
         for (entry, bytes) in page.entries.iter_mut().zip(stored) {
-            *entry = Entry::decode(bytes, blocks)?;
+            *entry = MapEntry::decode(bytes, blocks)?;
         }
         Ok(page)
     }
@@ -98,8 +98,8 @@ mod tests {
 
     fn encoded() -> (MapPage, Block) {
         let mut page = MapPage { volume: 3, ..MapPage::default() };
-        page.entries[0] = Entry { location: 5, birth: 1, checksum: 2 };
-        page.entries[FANOUT - 1] = Entry { location: 99, birth: 3, checksum: 4 };
+        page.entries[0] = MapEntry { location: 5, birth: 1, checksum: 2 };
+        page.entries[FANOUT - 1] = MapEntry { location: 99, birth: 3, checksum: 4 };
         let mut block = [0xA5; BLOCK_BYTES];
         page.encode(PLACE.level, PLACE.index, &mut block);
         (page, block)

@@ -10,8 +10,8 @@
 
 use std::collections::BTreeSet;
 
-use super::entry::{ENTRY_BYTES, Entry, U48_MAX};
-use super::layout::{Layout, segments_of};
+use super::entry::{ENTRY_BYTES, MapEntry, U48_MAX};
+use super::layout::{PoolLayout, segments_of};
 use super::{Block, Fields, FormatError, begin, open, put, seal};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX, LOG_SLOTS, POOL_NAME_MAX, TAIL_VOLUMES_MAX};
@@ -156,7 +156,7 @@ pub struct Superblock {
     /// First chunk after the checkpoint.
     pub start: LogStart,
     /// Root of the metadata map.
-    pub root: Entry,
+    pub root: MapEntry,
     /// The log device, whose segments are slots.
     pub log_device: Option<DeviceRecord>,
     /// Volumes with changes that may be on the log device only.
@@ -293,7 +293,7 @@ impl Superblock {
             return Err(FormatError::Field("devices"));
         }
         let segment_blocks = fields.u32(104);
-        let layout = Layout::new(segment_blocks, &devices)?;
+        let layout = PoolLayout::new(segment_blocks, &devices)?;
         let (log_device, tail) = log_fields(fields, segment_blocks)?;
         let is_twin = |log: &DeviceRecord| devices.iter().any(|device| device.id == log.id);
         if device == LOG_INDEX && log_device.is_none() || log_device.as_ref().is_some_and(is_twin) {
@@ -335,7 +335,7 @@ impl Superblock {
             segment_blocks,
             log: fields.u64(112),
             start,
-            root: Entry::decode(&block[144..144 + ENTRY_BYTES], layout.blocks())?,
+            root: MapEntry::decode(&block[144..144 + ENTRY_BYTES], layout.blocks())?,
             log_device,
             tail,
             reached,

@@ -19,7 +19,7 @@ fn superblock(update: u64) -> Superblock {
         segment_blocks: 16,
         log: 77,
         start: LogStart { sequence: 5, block: 17, following: 3, slot: 2 },
-        root: Entry { location: 20, birth: 4, checksum: 6 },
+        root: MapEntry { location: 20, birth: 4, checksum: 6 },
         log_device: Some(DeviceRecord { segments: 8, ..device(3) }),
         tail: TailVolumes::Listed(BTreeSet::from([3, 4])),
         reached: 9,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entry::{ENTRY_BYTES, Entry};
+use super::entry::{ENTRY_BYTES, MapEntry};
 use super::{Fields, FormatError, begin, begins, put};
 use crate::id::PoolId;
 use crate::limits::{
@@ -19,7 +19,7 @@ const FIXED_BYTES: usize = 104;
 
 /// Presence of a volume or snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VolumeState {
+pub enum VolumePresence {
     /// It can be opened.
     #[default]
     Present,
@@ -56,7 +56,7 @@ pub struct VolumeRecord {
     /// Identifier within the pool, from 1; never used again.
     pub id: u32,
     /// Present, or being deleted.
-    pub state: VolumeState,
+    pub state: VolumePresence,
     /// Volume or snapshot.
     pub kind: VolumeKind,
     /// Parent snapshot; 0 for none.
@@ -79,7 +79,7 @@ pub struct VolumeRecord {
     /// Blocks shared with the parent, at most; 0 without a parent.
     pub shared: u64,
     /// Root of the map as of the last checkpoint.
-    pub root: Entry,
+    pub root: MapEntry,
     /// Text that the operator or the layers above set.
     pub properties: BTreeMap<String, String>,
 }
@@ -89,7 +89,7 @@ impl VolumeRecord {
     pub fn new(id: u32, name: String, blocks: u64) -> VolumeRecord {
         VolumeRecord {
             id,
-            state: VolumeState::Present,
+            state: VolumePresence::Present,
             kind: VolumeKind::Volume,
             parent: 0,
             adopted: false,
@@ -100,7 +100,7 @@ impl VolumeRecord {
             blocks,
             mapped: 0,
             shared: 0,
-            root: Entry::HOLE,
+            root: MapEntry::HOLE,
             properties: BTreeMap::new(),
         }
     }
@@ -144,7 +144,7 @@ impl VolumeRecord {
     pub fn encode(&self, bytes: &mut [u8]) {
         bytes[..FIXED_BYTES].fill(0);
         put(bytes, 0, &self.id.to_le_bytes());
-        if let VolumeState::Deleting { reaped } = self.state {
+        if let VolumePresence::Deleting { reaped } = self.state {
             bytes[4] = 1;
             put(bytes, 64, &reaped.to_le_bytes());
         }
@@ -203,8 +203,8 @@ impl VolumeRecord {
         let volume = VolumeRecord {
             id: fixed.u32(0),
             state: match bytes[4] {
-                0 => VolumeState::Present,
-                1 => VolumeState::Deleting { reaped: fixed.u64(64) },
+                0 => VolumePresence::Present,
+                1 => VolumePresence::Deleting { reaped: fixed.u64(64) },
                 _ => return Err(FormatError::Field("state")),
             },
             kind: match bytes[7] {
@@ -226,7 +226,7 @@ impl VolumeRecord {
             blocks: fixed.u64(24),
             mapped: fixed.u64(32),
             shared: fixed.u64(72),
-            root: Entry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
+            root: MapEntry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
             properties,
         };
         volume.check()?;
@@ -307,7 +307,7 @@ impl VolumeTable {
             }
             None if record.id == self.next_id => {
                 let (mapped, root) = match record.parent {
-                    0 => (0, Entry::HOLE),
+                    0 => (0, MapEntry::HOLE),
                     parent => match self.present_snapshot(parent) {
                         Some(parent) if record.blocks >= parent.blocks => {
                             (parent.mapped, parent.root)
@@ -392,7 +392,7 @@ impl VolumeTable {
             let (volume, used) = VolumeRecord::decode(rest, blocks)?;
             let ascends =
                 volume_table.volumes.last_key_value().is_none_or(|(id, _)| *id < volume.id);
-            let present = volume.state == VolumeState::Present;
+            let present = volume.state == VolumePresence::Present;
             let owner = match volume.kind {
                 VolumeKind::Volume => 0,
                 VolumeKind::Snapshot { owner, .. } => owner,
@@ -431,10 +431,10 @@ mod tests {
                 volume.shared = blocks / 4;
                 volume.properties = properties;
                 if deleting {
-                    volume.state = VolumeState::Deleting { reaped: location };
+                    volume.state = VolumePresence::Deleting { reaped: location };
                 }
                 if location > 0 {
-                    volume.root = Entry { location, birth: 8, checksum: 9 };
+                    volume.root = MapEntry { location, birth: 8, checksum: 9 };
                 }
                 volume
             },
@@ -466,11 +466,11 @@ mod tests {
                 let midway = |other: &VolumeRecord| {
                     !matches!(
                         other.state,
-                        VolumeState::Present | VolumeState::Deleting { reaped: 0 }
+                        VolumePresence::Present | VolumePresence::Deleting { reaped: 0 }
                     )
                 };
                 if midway(&volume) && volume_table.volumes.values().any(midway) {
-                    volume.state = VolumeState::Deleting { reaped: 0 };
+                    volume.state = VolumePresence::Deleting { reaped: 0 };
                 }
                 volume_table.volumes.insert(volume.id, volume);
             }

@@ -4,11 +4,11 @@ use super::superblocks::device_error;
 use crate::checkpoint::{METADATA_LEVEL, VOLUME_TABLE_BLOCK};
 use crate::error::PoolError;
 use crate::limits::BLOCK_BYTES;
-use crate::manage::shared::Usage;
+use crate::manage::shared::SegmentUsage;
 use crate::manage::space::USAGE_PER_BLOCK;
 use crate::map::cache::PageCache;
 use crate::map::tree::{PageError, Tree, read_page};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
@@ -19,8 +19,8 @@ pub(crate) struct Checkpoint {
     pub(crate) volume_table: VolumeTable,
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) trees: Vec<Tree>,
-    pub(crate) usage: Usage,
-    pub(crate) meta_usage: Usage,
+    pub(crate) usage: SegmentUsage,
+    pub(crate) meta_usage: SegmentUsage,
 }
 
 fn metadata_error(storage: &Storage, block: u64, reason: FormatError) -> PoolError {
@@ -35,15 +35,15 @@ fn metadata_error(storage: &Storage, block: u64, reason: FormatError) -> PoolErr
 pub(crate) async fn read_checkpoint(
     storage: &Storage,
     cache: &PageCache,
-    root: Entry,
+    root: MapEntry,
 ) -> Result<Checkpoint, PoolError> {
     let segments = storage.layout.segments() as usize;
     let mut found = Checkpoint {
         volume_table: VolumeTable::default(),
         volume_table_bytes: Vec::new(),
         trees: Vec::new(),
-        usage: Usage { blocks: vec![0; segments] },
-        meta_usage: Usage { blocks: vec![0; segments] },
+        usage: SegmentUsage { blocks: vec![0; segments] },
+        meta_usage: SegmentUsage { blocks: vec![0; segments] },
     };
     let mut volume_table_len = 0;
     let mut pages = vec![(METADATA_LEVEL, 0_u64, root)];
@@ -126,7 +126,7 @@ impl Checkpoint {
     }
 }
 
-async fn read_checked(storage: &Storage, entry: Entry) -> Result<Block, PoolError> {
+async fn read_checked(storage: &Storage, entry: MapEntry) -> Result<Block, PoolError> {
     let block = storage.read_one(entry.location).await;
     let block = block.map_err(|error| device_error(storage, entry.location, error))?;
     if checksum(&block) != entry.checksum {

@@ -9,17 +9,17 @@ use crate::checkpoint::Frozen;
 use crate::error::PoolError;
 use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, WRITE_OUT_BLOCKS};
 use crate::log::device::LogDevice;
-use crate::log::tail::Piece;
+use crate::log::tail::TailWrite;
 use crate::manage::superblock::changed;
 use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::Recent;
 use crate::map::tree::Tree;
 use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
-use crate::read_retries::{ReadRetries, Unread, Unreadable};
+use crate::read_retries::{FailedRead, ReadFailure, ReadRetries};
 use crate::storage::{NamedDevice, Storage};
 
 /// Place from which blocks of the log are read.
@@ -50,7 +50,7 @@ impl Place<'_> {
 }
 
 /// Adds blocks to the pieces to write out, and merges adjacent ones.
-fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count: u32) {
+fn add_piece(pieces: &mut Vec<TailWrite>, segment: u32, slot: u32, first: u32, count: u32) {
     match pieces.last_mut() {
         Some(last)
             if last.segment == segment
@@ -59,7 +59,7 @@ fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count
         {
             last.count += count;
         }
-        _ => pieces.push(Piece { segment, slot, first, count }),
+        _ => pieces.push(TailWrite { segment, slot, first, count }),
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Replay<'a> {
     /// Segments of the log, in order.
     pub(crate) segments: Vec<u32>,
     /// Chunks found only on the log device, to be written out.
-    pub(crate) on_log: Vec<Piece>,
+    pub(crate) on_log: Vec<TailWrite>,
     pub(crate) proof: LossEvidence,
 }
 
@@ -206,7 +206,7 @@ impl<'a> Replay<'a> {
     ) -> Result<Option<BufMut>, PoolError> {
         let attempt = async || {
             let read = place.read(block, count).await;
-            read.map_err(|error| Unread { location: block, error })
+            read.map_err(|error| FailedRead { location: block, error })
         };
         let retries = match place {
             Place::Slot(..) => &self.log_retries,
@@ -214,8 +214,8 @@ impl<'a> Replay<'a> {
         };
         match retries.read_of(|location| place.device(location), || false, attempt).await {
             Ok(read) => Ok(Some(read)),
-            Err(Unreadable::Defect) => Ok(None),
-            Err(Unreadable::Device(Unread { location, error })) => {
+            Err(ReadFailure::Defect) => Ok(None),
+            Err(ReadFailure::Device(FailedRead { location, error })) => {
                 let device = place.device(location).name.clone();
                 Err(PoolError::Device { device, error })
             }
@@ -237,7 +237,7 @@ impl<'a> Replay<'a> {
         let mut blocks = (header.block + 1..).zip(&header.checksums);
         let mut next = || {
             let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            Entry { location, birth: header.sequence, checksum: *checksum }
+            MapEntry { location, birth: header.sequence, checksum: *checksum }
         };
         let mut snapshot = None;
         for record in &header.records {
@@ -259,7 +259,7 @@ impl<'a> Replay<'a> {
                     }
                 }
                 ChunkRecord::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..next() };
+                    let entry = MapEntry { birth: *birth, ..next() };
                     let effect = self.takes_effect(*volume, *block, 1);
                     // Without a recent change, the map has the block at the place where the cleaner
                     // found it.

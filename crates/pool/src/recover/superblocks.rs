@@ -5,7 +5,7 @@ use flagstone_blockdev::IoError;
 
 use crate::error::PoolError;
 use crate::ondisk::FormatError;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, choose, copy_offset};
 use crate::storage::{Devices, NamedDevice, Storage, read_block};
 
@@ -204,7 +204,7 @@ pub(crate) fn assemble(
         let (pool, update) = (superblock.name.clone(), superblock.update);
         return Err(PoolError::Contradiction { device: named.name.clone(), pool, update });
     }
-    let layout = Layout::new(newest.segment_blocks, &newest.devices)
+    let layout = PoolLayout::new(newest.segment_blocks, &newest.devices)
         .map_err(|reason| PoolError::Superblock { device: first, reason })?;
     Ok((Storage { devices, layout, log: None }, newest, is_log_current))
 }

@@ -1,7 +1,8 @@
 //! Frame of a stream: a header and a payload, each with a checksum.
 //!
 //! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed.
-//! Every frame names the snapshot, so that frames of two streams are not mixed.
+//! Every frame names the snapshot, so that frames of two streams are not mixed. Snapshots that were
+//! taken together have one identifier; their sources differ.
 
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX};
@@ -52,16 +53,19 @@ pub enum FrameBody<'a> {
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
+pub struct StreamFrame<'a> {
     /// Identifier of the snapshot.
     pub snapshot: PoolId,
+    /// Number that tells snapshots of one identifier apart: of the sending pool, and of the
+    /// snapshot in it.
+    pub source: u64,
     /// Offset in the volume, in bytes: the end of the previous frame.
     pub offset: u64,
     /// Content.
     pub body: FrameBody<'a>,
 }
 
-impl Frame<'_> {
+impl StreamFrame<'_> {
     /// Bytes of the volume that the frame covers.
     pub fn covered_bytes(&self) -> u64 {
         match &self.body {
@@ -96,6 +100,7 @@ impl Frame<'_> {
         put(&mut header, 16, &self.offset.to_le_bytes());
         put(&mut header, 24, &self.covered_bytes().to_le_bytes());
         put(&mut header, 32, &self.snapshot.0);
+        put(&mut header, 48, &self.source.to_le_bytes());
         put(&mut header, 56, &checksum(payload).to_le_bytes());
         let crc = checksum(&header[..60]);
         put(&mut header, 60, &crc.to_le_bytes());
@@ -107,7 +112,7 @@ impl Frame<'_> {
     ///
     /// # Errors
     /// [`FormatError`] for an invalid frame.
-    pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FormatError> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<(StreamFrame<'_>, usize)>, FormatError> {
         if let Some(version) = bytes.get(8..10).filter(|_| bytes.starts_with(MAGIC)) {
             let version = u16::from_le_bytes([version[0], version[1]]);
             if version != STREAM_VERSION {
@@ -147,7 +152,8 @@ impl Frame<'_> {
             _ => return Err(FormatError::Field("frame")),
         };
         let snapshot = PoolId(fields.bytes(32));
-        Ok(Some((Frame { snapshot, offset, body }, HEADER_BYTES + len)))
+        let frame = StreamFrame { snapshot, source: fields.u64(48), offset, body };
+        Ok(Some((frame, HEADER_BYTES + len)))
     }
 }
 
@@ -197,7 +203,7 @@ mod tests {
     use super::*;
     use flagstone_runtime::rng::Rng;
 
-    fn frames(data: &[u8]) -> Vec<Frame<'_>> {
+    fn frames(data: &[u8]) -> Vec<StreamFrame<'_>> {
         let start = StreamStart {
             name: "a".to_owned(),
             base: Some(PoolId([3; 16])),
@@ -211,7 +217,12 @@ mod tests {
             (12_288, FrameBody::Same(1 << 20)),
             (12_288 + (1 << 20), FrameBody::End),
         ];
-        let frame = |(offset, body)| Frame { snapshot: PoolId([9; 16]), offset, body };
+        let frame = |(offset, body)| StreamFrame {
+            snapshot: PoolId([9; 16]),
+            source: 3 << 40,
+            offset,
+            body,
+        };
         bodies.map(frame).into()
     }
 
@@ -221,14 +232,14 @@ mod tests {
         for frame in frames(&data) {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
-            assert_eq!(Frame::decode(&bytes), Ok(Some((frame.clone(), bytes.len()))));
+            assert_eq!(StreamFrame::decode(&bytes), Ok(Some((frame.clone(), bytes.len()))));
             for at in (0..bytes.len()).step_by(7).chain([56, 59, 60, 63, bytes.len() - 1]) {
                 let mut changed = bytes.clone();
                 changed[at] ^= 16;
-                assert!(Frame::decode(&changed).is_err(), "{at} of {frame:?}");
+                assert!(StreamFrame::decode(&changed).is_err(), "{at} of {frame:?}");
             }
             for len in 0..bytes.len().min(100) {
-                assert_eq!(Frame::decode(&bytes[..len]), Ok(None), "{len} of {frame:?}");
+                assert_eq!(StreamFrame::decode(&bytes[..len]), Ok(None), "{len} of {frame:?}");
             }
         }
     }
@@ -245,11 +256,11 @@ mod tests {
             }
             let crc = checksum(&bytes[..60]);
             put(&mut bytes, 60, &crc.to_le_bytes());
-            if let Ok(Some((frame, len))) = Frame::decode(&bytes) {
+            if let Ok(Some((frame, len))) = StreamFrame::decode(&bytes) {
                 assert!(len <= bytes.len() && frame.covered_bytes() <= 1 << 62);
             }
         }
         put(&mut good, 8, &2_u16.to_le_bytes());
-        assert_eq!(Frame::decode(&good), Err(FormatError::Version(2)));
+        assert_eq!(StreamFrame::decode(&good), Err(FormatError::Version(2)));
     }
 }

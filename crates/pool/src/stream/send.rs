@@ -4,7 +4,7 @@
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_runtime::buf;
 
-use super::frame::{Frame, FrameBody, PAYLOAD_BYTES_MAX, StreamStart};
+use super::frame::{FrameBody, PAYLOAD_BYTES_MAX, StreamFrame, StreamStart};
 use crate::error::VolumeError;
 use crate::id::PoolId;
 use crate::manage::pool::Pool;
@@ -29,6 +29,7 @@ pub struct StreamPart {
 struct Sender<'a> {
     device: &'a PoolVolume,
     snapshot: PoolId,
+    source: u64,
     size: u64,
     out: Vec<u8>,
     steps: usize,
@@ -37,7 +38,8 @@ struct Sender<'a> {
 impl Sender<'_> {
     fn frame(&mut self, offset: u64, body: FrameBody<'_>) {
         self.steps += 1;
-        Frame { snapshot: self.snapshot, offset, body }.encode(&mut self.out);
+        let Sender { snapshot, source, .. } = *self;
+        StreamFrame { snapshot, source, offset, body }.encode(&mut self.out);
     }
 
     fn is_full(&self) -> bool {
@@ -87,6 +89,18 @@ impl Pool {
         })
     }
 
+    /// Number of a snapshot in streams: the first half is of the pool, the second of the snapshot.
+    fn source_of(&self, snapshot: &str) -> Result<u64, VolumeError> {
+        let pool = u32::from_le_bytes(self.status().id.0[..4].try_into().expect("4 bytes"));
+        let state = self.shared().state.lock();
+        let found = state.volume_table.snapshot_by_name(snapshot);
+        let found = found.ok_or_else(|| VolumeError::UnknownSnapshot {
+            pool: self.shared().name.clone(),
+            name: snapshot.to_owned(),
+        })?;
+        Ok(u64::from(pool) | u64::from(found.id) << 32)
+    }
+
     /// Part of the stream of a snapshot `volume@snapshot`, from an offset on; with `base`, of the
     /// differences from that snapshot. `offset` is 0, or [`StreamPart::next`] of the previous part.
     ///
@@ -108,8 +122,9 @@ impl Pool {
             return Err(VolumeError::Field("offset"));
         }
         let device = self.open_snapshot(snapshot)?;
+        let source = self.source_of(snapshot)?;
         let (out, steps) = (Vec::with_capacity(PART_BYTES + PAYLOAD_BYTES_MAX), 0);
-        let mut sender = Sender { device: &device, snapshot: info.id, size, out, steps };
+        let mut sender = Sender { device: &device, snapshot: info.id, source, size, out, steps };
         if offset == 0 {
             let (_, name) = snapshot.split_once('@').expect("it was found by this name");
             sender.frame(

@@ -14,16 +14,16 @@ use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
 use crate::manage::open::{attach_log, log_missing};
 use crate::manage::pool::Pool;
-use crate::manage::shared::Usage;
+use crate::manage::shared::SegmentUsage;
 use crate::manage::space::Sizes;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkHeader;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
-use crate::ondisk::volume_table::{VolumeState, VolumeTable};
+use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
 use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
@@ -95,7 +95,7 @@ struct Check<'a> {
     report: CheckReport,
     /// Blocks to which a map refers.
     live: Bits,
-    usage: Usage,
+    usage: SegmentUsage,
     /// True after a damaged page: the blocks below it cannot be counted.
     is_partial: bool,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -161,7 +161,7 @@ impl Pool {
             storage: &storage,
             report,
             live: Bits::new(storage.layout.blocks()),
-            usage: Usage { blocks: vec![0; storage.layout.segments() as usize] },
+            usage: SegmentUsage { blocks: vec![0; storage.layout.segments() as usize] },
             is_partial: false,
             progress,
         };
@@ -198,7 +198,7 @@ impl Check<'_> {
     }
 
     /// Marks the blocks of the metadata, which was verified when it was read.
-    async fn metadata(&mut self, checkpoint: &Checkpoint, root: Entry) -> Result<(), PoolError> {
+    async fn metadata(&mut self, checkpoint: &Checkpoint, root: MapEntry) -> Result<(), PoolError> {
         let mut pages = vec![(crate::checkpoint::METADATA_LEVEL, 0_u64, root)];
         let mut count = 0;
         while let Some((level, index, entry)) = pages.pop() {
@@ -223,7 +223,7 @@ impl Check<'_> {
     }
 
     /// Marks a block as owned by a map.
-    fn mark(&mut self, entry: Entry) {
+    fn mark(&mut self, entry: MapEntry) {
         if self.live.set(entry.location) {
             self.add(entry.location, DamageKind::Count, "two maps have the block for their own");
         }
@@ -235,8 +235,8 @@ impl Check<'_> {
         for (id, volume) in &volume_table.volumes {
             let level = root_level(volume.blocks);
             let name = match volume.state {
-                VolumeState::Present => volume_table.full_name(volume),
-                VolumeState::Deleting { .. } => format!("{} (being deleted)", volume.name),
+                VolumePresence::Present => volume_table.full_name(volume),
+                VolumePresence::Deleting { .. } => format!("{} (being deleted)", volume.name),
             };
             let mut pages = vec![(level, 0_u64, volume.root, u64::MAX)];
             while let Some((level, index, entry, youngest)) = pages.pop() {
@@ -256,7 +256,11 @@ impl Check<'_> {
     }
 
     /// Reads a page that the map owns.
-    async fn page(&mut self, walk: &Walk<'_>, entry: Entry) -> Result<Option<MapPage>, PoolError> {
+    async fn page(
+        &mut self,
+        walk: &Walk<'_>,
+        entry: MapEntry,
+    ) -> Result<Option<MapPage>, PoolError> {
         if !self.is_own(walk, walk.level, walk.index, entry) {
             return Ok(None);
         }
@@ -277,8 +281,8 @@ impl Check<'_> {
     }
 
     /// True if the map owns an entry that was not freed; reports impossible entries.
-    fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: Entry) -> bool {
-        if entry == Entry::LOST {
+    fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: MapEntry) -> bool {
+        if entry == MapEntry::LOST {
             self.is_partial = true;
             let root = walk.volume_table.volumes[&walk.id].root.location;
             self.add(root, walk.kind(level, index), LOST);
@@ -295,13 +299,13 @@ impl Check<'_> {
         }
         let end = (index + 1).saturating_mul(span(level));
         let freed = match walk.volume_table.volumes[&walk.id].state {
-            VolumeState::Deleting { reaped } => end <= reaped,
-            VolumeState::Present => false,
+            VolumePresence::Deleting { reaped } => end <= reaped,
+            VolumePresence::Present => false,
         };
         !freed && walk.volume_table.ownership(walk.id).is_own(entry.birth, end)
     }
 
-    fn count(&mut self, entry: Entry) {
+    fn count(&mut self, entry: MapEntry) {
         let segment = self.storage.layout.segment_of(entry.location);
         self.usage.blocks[segment as usize] += 1;
     }
@@ -318,7 +322,7 @@ impl Check<'_> {
             }
         }
         let layout = &self.storage.layout;
-        let same_run = |a: &(u64, Entry), b: &(u64, Entry)| {
+        let same_run = |a: &(u64, MapEntry), b: &(u64, MapEntry)| {
             b.1.location == a.1.location + 1
                 && layout.segment_of(a.1.location) == layout.segment_of(b.1.location)
         };
@@ -328,7 +332,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, Entry)]) -> Result<(), PoolError> {
+    async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, MapEntry)]) -> Result<(), PoolError> {
         self.verified(run.len() as u64);
         let start = run[0].1.location;
         let memory = buf::acquire_more(run.len() * BLOCK_BYTES).await;
@@ -356,7 +360,7 @@ impl Check<'_> {
     }
 
     /// Compares the live blocks of each segment with what the pool recorded.
-    fn counts(&mut self, recorded: &Usage) {
+    fn counts(&mut self, recorded: &SegmentUsage) {
         let found = std::mem::take(&mut self.usage.blocks);
         for ((segment, found), recorded) in (0..).zip(&found).zip(&recorded.blocks) {
             let is_wrong = match self.is_partial {

@@ -11,7 +11,7 @@ use flagstone_blockdev::IoError;
 use crate::limits::BLOCK_BYTES;
 use crate::ondisk::Block;
 use crate::ondisk::checksum;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{MapPage, PagePlace};
 use crate::storage::Storage;
 
@@ -95,7 +95,7 @@ const LOST: &str = "it was lost by damage that a checkpoint found earlier";
 /// The damage; other errors of the device.
 async fn read_block(
     storage: &Storage,
-    entry: Entry,
+    entry: MapEntry,
 ) -> Result<Result<Block, &'static str>, IoError> {
     match storage.read_one(entry.location).await {
         Ok(block) if checksum(&block) == entry.checksum => Ok(Ok(block)),
@@ -108,7 +108,7 @@ async fn read_block(
 /// Reads a map page, bypassing caches.
 async fn read_page(
     storage: &Storage,
-    entry: Entry,
+    entry: MapEntry,
     place: PagePlace,
 ) -> Result<Result<MapPage, &'static str>, IoError> {
     let block = match read_block(storage, entry).await? {

@@ -18,10 +18,10 @@ use crate::manage::pool::Pool;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::Tree;
 use crate::ondisk::checksum;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
-use crate::ondisk::volume_table::VolumeState;
+use crate::ondisk::volume_table::VolumePresence;
 use crate::storage;
 
 /// Most blocks of one read.
@@ -75,7 +75,7 @@ impl Map {
         }
     }
 
-    fn is_own(&self, entry: Entry) -> bool {
+    fn is_own(&self, entry: MapEntry) -> bool {
         entry.is_stored() && entry.birth > self.floor
     }
 }
@@ -87,7 +87,7 @@ impl State {
             let tree = Tree { volume: 0, level: METADATA_LEVEL, root: self.superblock.root };
             return Some(Map { id: 0, name: String::new(), tree, floor: 0, _guard: self.guard() });
         }
-        let present = |id: &u32| self.volume_table.volumes[id].state == VolumeState::Present;
+        let present = |id: &u32| self.volume_table.volumes[id].state == VolumePresence::Present;
         let mut ids = self.volume_table.volumes.range(volume..).map(|(id, _)| *id).filter(present);
         // Skip snapshots newer than the last checkpoint: their older blocks are also in the map of
         // the volume.
@@ -156,7 +156,7 @@ impl Shared {
             let index = at / span(level);
             let after = (index + 1).saturating_mul(span(level));
             if !map.is_own(entry) {
-                if entry == Entry::LOST {
+                if entry == MapEntry::LOST {
                     let location = self.state.lock().superblock.root.location;
                     step.damage.push(damage(&self.storage, location, map.kind(level, index), LOST));
                 }
@@ -179,7 +179,7 @@ impl Shared {
             level -= 1;
             let first = (at / span(level)) as usize % FANOUT;
             let wanted =
-                |at: &usize| map.is_own(page.entries[*at]) || page.entries[*at] == Entry::LOST;
+                |at: &usize| map.is_own(page.entries[*at]) || page.entries[*at] == MapEntry::LOST;
             let Some(found) = (first..FANOUT).find(wanted) else { return Ok(next(after)) };
             if found > first {
                 at = (index * FANOUT as u64 + found as u64) * span(level);
@@ -202,7 +202,7 @@ impl Shared {
         while at < FANOUT {
             let run = self.run(map, &page.entries, at);
             if run.is_empty() {
-                if page.entries[at] == Entry::LOST {
+                if page.entries[at] == MapEntry::LOST {
                     let location = self.state.lock().superblock.root.location;
                     let kind = map.kind(0, base + at as u64);
                     step.damage.push(damage(&self.storage, location, kind, LOST));
@@ -217,14 +217,14 @@ impl Shared {
     }
 
     /// Entries from `at` on that the map owns, and that are consecutive blocks of one segment.
-    fn run(&self, map: &Map, entries: &[Entry], at: usize) -> Range<usize> {
+    fn run(&self, map: &Map, entries: &[MapEntry], at: usize) -> Range<usize> {
         let first = entries[at];
         if !map.is_own(first) {
             return at..at;
         }
         let layout = &self.storage.layout;
         let segment = layout.segment_of(first.location);
-        let continues = |(index, entry): &(u64, &Entry)| {
+        let continues = |(index, entry): &(u64, &MapEntry)| {
             map.is_own(**entry)
                 && entry.location == first.location + index
                 && layout.segment_of(entry.location) == segment
@@ -295,7 +295,7 @@ impl Shared {
             }
             // Ignore differences if a checkpoint was writing the copies meanwhile.
             let is_same = self.state.lock().superblock.update == superblock.update;
-            if step.damage.is_empty() || is_same && !self.state.lock().maintenance_runs {
+            if step.damage.is_empty() || is_same && !self.state.lock().maintenance.works() {
                 return Ok(step);
             }
         }

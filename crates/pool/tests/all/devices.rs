@@ -8,7 +8,8 @@ use crate::common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::{
-    CreateOptions, Expected, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeOptions,
+    CreateOptions, ExpectedPool, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume,
+    VolumeOptions,
 };
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
@@ -452,7 +453,7 @@ fn unexpected_pool_is_refused_before_writes() {
         let first = pool.identity();
         drop(pool);
         let open = async |named: &NamedDevice, name: &str, identity| {
-            let expected = Expected { name: Some(name.to_owned()), identity };
+            let expected = ExpectedPool { name: Some(name.to_owned()), identity };
             let options = OpenOptions { expected, ..OpenOptions::default() };
             Pool::open_with(vec![named.clone()], &options).await
         };

@@ -1,12 +1,18 @@
 //! Evacuation of a device, by fullness of the others: an accepted evacuation always completes.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice};
+use flagstone_blockdev::{
+    BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice, SharedDevice,
+};
 use flagstone_pool::manage::devices::DeviceOrderError;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeOptions};
 use flagstone_runtime::rng::Rng;
-use flagstone_runtime::{Buf, block_on, buf};
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{Buf, block_on, buf, spawn};
 
 const BLOCK: u64 = 4096;
 
@@ -166,4 +172,135 @@ fn removal_leaves_free_segments_for_reservations() {
         .unwrap();
     }
     assert!(removed > 0, "{removed} {refused}");
+}
+
+/// A device whose writes take random times.
+fn slow(name: &str, segments: u64) -> NamedDevice {
+    let NamedDevice { name, device } = memory(name, segments);
+    let write = DelayTime { jitter: Duration::from_micros(50), ..DelayTime::default() };
+    let config = DelayConfig { write, ..DelayConfig::default() };
+    NamedDevice { name, device: Arc::new(DelayLayer::new(device, config).unwrap()) as SharedDevice }
+}
+
+/// Result of an evacuation with writes of hosts.
+#[derive(Debug, Default)]
+struct Busy {
+    writes: u64,
+    refused: u64,
+    steps: u64,
+}
+
+/// Removes the second of two devices, while hosts overwrite what fills the first to a percentage.
+async fn busy_removal(seed: u64, percent: u64, reserved: u64) -> Busy {
+    let devices = vec![slow("/a", 100), slow("/b", 60)];
+    let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+    let pool = Pool::create(devices, &options).await.unwrap();
+    let size = |blocks, thick| VolumeOptions {
+        size_bytes: blocks * BLOCK,
+        thick,
+        ..VolumeOptions::default()
+    };
+    let probe = pool.evacuate("/b").await.unwrap();
+    let capacity = pool.status().capacity_bytes / BLOCK;
+    drop(probe);
+    let thick = pool.create_volume("thick", &size(reserved.max(1), reserved > 0)).await.unwrap();
+    let thin = pool.create_volume("thin", &size(1 << 20, false)).await.unwrap();
+    let blocks = capacity * percent / 100 - reserved;
+    for block in 0..blocks {
+        write(&thin, block).await.unwrap();
+    }
+    let mut rng = Rng::new(seed);
+    for _ in 0..blocks {
+        write(&thin, rng.below(blocks)).await.unwrap();
+    }
+    let evacuation = pool.evacuate("/b").await.unwrap();
+    let (is_over, counts) = (Rc::new(Cell::new(false)), Rc::new(Cell::new((0, 0))));
+    let mut hosts = Vec::new();
+    for (volume, blocks) in [(&thin, blocks), (&thin, blocks), (&thick, reserved)] {
+        let (volume, mut rng) = (volume.clone(), Rng::new(rng.next_u64()));
+        let (is_over, counts) = (is_over.clone(), counts.clone());
+        hosts.push(spawn(async move {
+            while !is_over.get() && blocks > 0 {
+                let written = write(&volume, rng.below(blocks)).await;
+                let (writes, refused) = counts.get();
+                counts.set((writes + 1, refused + u64::from(written.is_err())));
+            }
+        }));
+    }
+    let mut steps = 0;
+    while !evacuation.step().await.unwrap() {
+        steps += 1;
+    }
+    is_over.set(true);
+    for host in hosts {
+        host.await.unwrap();
+    }
+    evacuation.complete().await.unwrap();
+    for block in 0..blocks {
+        let read = thin.read(block * BLOCK, buf::alloc(4096).await).await.unwrap();
+        assert_eq!(u64::from_le_bytes(read[..8].try_into().unwrap()), block);
+    }
+    let (writes, refused) = counts.get();
+    Busy { writes, refused, steps }
+}
+
+/// The cleaner only moved what was on the device: writes of hosts waited until the end, or failed
+/// for lack of space.
+#[test]
+fn hosts_write_during_an_evacuation() {
+    for (seed, percent, reserved) in [(1, 50, 0), (2, 80, 0), (3, 92, 0), (4, 80, 200)] {
+        let sim = Simulation::new(seed, SimConfig::default());
+        let node = sim.add_node("server");
+        let done = sim.spawn_on(node, busy_removal(seed, percent, reserved));
+        let busy = sim.block_on(async { done.await.unwrap() });
+        println!("{percent} % full, {reserved} blocks reserved: {busy:?}");
+        assert!(busy.refused == 0 && busy.writes > busy.steps, "{percent} {reserved}: {busy:?}");
+    }
+}
+
+/// Segments of the other device that cannot be cleaned leave too few free ones.
+#[test]
+fn removal_that_reservations_keep_from_ending_is_refused() {
+    block_on(async {
+        let device = Arc::new(MemoryDevice::new((1 << 20) + 100 * 16 * BLOCK, 512).unwrap());
+        let first = NamedDevice { name: "/a".to_owned(), device: device.clone() };
+        let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+        let pool = Pool::create(vec![first, memory("/b", 100)], &options).await.unwrap();
+        let size =
+            |size_bytes, thick| VolumeOptions { size_bytes, thick, ..VolumeOptions::default() };
+        let thick = pool.create_volume("thick", &size(200 * BLOCK, true)).await.unwrap();
+        let thin = pool.create_volume("thin", &size(BLOCK << 20, false)).await.unwrap();
+        let mut rng = Rng::new(1);
+        for block in 0..600 {
+            write(&thin, block).await.unwrap();
+        }
+        // Each write is a chunk of its own, so this fills the segments of the device.
+        for _ in 0..250 {
+            write(&thin, rng.below(600)).await.unwrap();
+        }
+        pool.checkpoint().await.unwrap();
+        // The first header of each segment is damaged: the cleaner finds no block in it.
+        let damage = Buf::copy_of(&[9; BLOCK as usize]).unwrap();
+        for segment in 0..100 {
+            let at = (1 << 20) + segment * 16 * BLOCK;
+            device.write(at, damage.clone(), false).await.unwrap();
+        }
+        let evacuation = pool.evacuate("/b").await.unwrap();
+        let refused = loop {
+            match evacuation.step().await {
+                Ok(done) => assert!(!done, "{:?}", pool.status()),
+                Err(error) => break error,
+            }
+        };
+        let DeviceOrderError::Unbacked { device, needed_bytes, left_bytes } = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!((device.as_str(), needed_bytes), ("/b", 200 * BLOCK));
+        assert!(left_bytes < needed_bytes, "{left_bytes}");
+        drop(evacuation);
+        for block in 0..200 {
+            write(&thick, block).await.unwrap();
+        }
+    })
+    .unwrap();
 }

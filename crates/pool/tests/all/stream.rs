@@ -1,17 +1,21 @@
 //! Streams: one pool receives the snapshots of another, in full and as differences; changed streams
-//! are refused.
+//! are refused, and interrupted ones continue.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, MemoryDevice};
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
-use flagstone_pool::stream::receive::{ReceiveError, Receiver};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use flagstone_pool::stream::receive::{RECEIVED_KEY, ReceiveError, Received, VolumeReceiver};
 use flagstone_pool::{
     CreateOptions, NamedDevice, Pool, PoolId, PoolVolume, VolumeError, VolumeOptions,
 };
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, block_on, buf, spawn, time};
+
+use crate::common::{Image, disks};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 3000;
@@ -68,20 +72,200 @@ async fn stream(pool: &Pool, snapshot: &str, base: Option<&str>) -> (Vec<u8>, us
 
 /// Applies a stream; true at its end.
 async fn receive(volume: &Arc<PoolVolume>, bytes: &[u8]) -> Result<bool, ReceiveError> {
-    let mut rest = bytes;
-    let mut receiver: Option<Receiver> = None;
-    while let Some((frame, len)) = Frame::decode(rest)? {
+    resume(volume, bytes, 0).await.0.map(|receiver| receiver.has_ended())
+}
+
+/// Applies a stream to a volume that has the snapshot up to an offset. Second, the position, also
+/// after an error.
+async fn resume(
+    volume: &Arc<PoolVolume>,
+    bytes: &[u8],
+    had: u64,
+) -> (Result<VolumeReceiver, ReceiveError>, u64) {
+    let (mut rest, mut receiver) = (bytes, None);
+    while let Some((frame, len)) = StreamFrame::decode(rest).unwrap_or_default() {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver =
-                    Some(Receiver::new(volume.clone(), frame.snapshot, start.clone(), u64::MAX));
+                let (device, start) = (volume.clone(), start.clone());
+                let new =
+                    VolumeReceiver::new(device, frame.snapshot, frame.source, start, u64::MAX);
+                receiver = Some(new.resumed(had));
             }
-            (None, _) => return Err(ReceiveError::Foreign),
-            (Some(receiver), _) => receiver.apply(&frame).await?,
+            (None, _) => return (Err(ReceiveError::Foreign), had),
+            (Some(receiver), _) => {
+                let applied = receiver.apply(&frame).await;
+                if let Err(error) = applied {
+                    return (Err(error), receiver.position());
+                }
+            }
         }
         rest = &rest[len..];
     }
-    Ok(receiver.is_some_and(|receiver| receiver.has_ended()))
+    let damage = StreamFrame::decode(rest).err();
+    let position = receiver.as_ref().map_or(had, VolumeReceiver::position);
+    let receiver = receiver.ok_or(ReceiveError::Foreign);
+    (damage.map_or(receiver, |error| Err(error.into())), position)
+}
+
+/// The frames of a stream, with their offsets.
+fn frames(bytes: &[u8]) -> Vec<(u64, &[u8])> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    while let Some((frame, len)) = StreamFrame::decode(&bytes[at..]).unwrap() {
+        found.push((frame.offset, &bytes[at..at + len]));
+        at += len;
+    }
+    assert_eq!(at, bytes.len());
+    found
+}
+
+/// A stream of the first frame and these.
+fn of_frames(all: &[(u64, &[u8])], chosen: Range<usize>) -> Vec<u8> {
+    let chosen = all[chosen].iter().map(|(_, frame)| *frame);
+    std::iter::once(all[0].1).chain(chosen).collect::<Vec<_>>().concat()
+}
+
+#[test]
+fn interrupted_receive_continues_at_its_position() {
+    block_on(async {
+        let (from, to) = (pool("from").await, pool("to").await);
+        let db = from.create_volume("db", &thin(600)).await.unwrap();
+        let mut rng = Rng::new(21);
+        change(&db, &mut rng, 40).await;
+        from.create_snapshot(&["db"], "a").await.unwrap();
+        change(&db, &mut rng, 20).await;
+        from.create_snapshot(&["db"], "b").await.unwrap();
+        let base = stream(&from, "db@a", None).await.0;
+        let expected = content(&from.open_snapshot("db@b").unwrap()).await;
+        let (mut gaps, mut skipped) = (0, 0);
+        for (round, since) in (0..24).zip([None, Some("db@a")].into_iter().cycle()) {
+            let copy = to.create_volume("copy", &thin(600)).await.unwrap();
+            if since.is_some() {
+                assert_eq!(receive(&copy, &base).await, Ok(true));
+            }
+            let bytes = stream(&from, "db@b", since).await.0;
+            let all = frames(&bytes);
+            let mut had = 0;
+            for _ in 0..rng.below(4) {
+                // The sender leaves out some of what the receiver has, or nothing.
+                let known = all[1..].iter().take_while(|(offset, _)| *offset <= had).count();
+                let first = 1 + rng.below(known as u64) as usize;
+                let last = first + rng.below((all.len() - first) as u64) as usize;
+                let (receiver, has) = resume(&copy, &of_frames(&all, first..last), had).await;
+                assert!(!receiver.unwrap().has_ended() && has >= had);
+                skipped += usize::from(first > 1);
+                // A crash loses what was not recorded.
+                had = if rng.chance(0.5) { has } else { had };
+            }
+            if let Some(after) = all.iter().position(|(offset, _)| *offset > had) {
+                let (gap, has) = resume(&copy, &of_frames(&all, after..after + 1), had).await;
+                let is_gap =
+                    |error| matches!(error, ReceiveError::Gap { expected, .. } if expected == had);
+                assert!(gap.is_err_and(is_gap) && has == had);
+                gaps += 1;
+            }
+            let rest = all.iter().rposition(|(offset, _)| *offset <= had).unwrap();
+            let rest = of_frames(&all, rest.max(1)..all.len());
+            let (done, _) = resume(&copy, if rng.chance(0.5) { &rest } else { &bytes }, had).await;
+            assert!(done.unwrap().has_ended(), "{round}");
+            assert!(content(&copy).await == expected, "{round}");
+            to.delete_volume("copy").await.unwrap();
+        }
+        assert!(gaps > 5 && skipped > 5, "{gaps} {skipped}");
+    })
+    .unwrap();
+}
+
+/// A crash at any moment: the volume has everything before the recorded position.
+#[test]
+fn recorded_position_is_not_ahead_of_the_data() {
+    const VOLUME: u64 = 96;
+    let (mut continued, mut crashes) = (0, 0);
+    let (bytes, expected) = block_on(async {
+        let from = pool("from").await;
+        let db = from.create_volume("db", &thin(VOLUME)).await.unwrap();
+        // Frames of all kinds: short ones of data between holes.
+        for block in (0..VOLUME).filter(|block| block % 3 > 0) {
+            let data = [block as u8 | 1; BLOCK as usize];
+            db.write(block * BLOCK, Buf::copy_of(&data).unwrap(), false).await.unwrap();
+        }
+        from.create_snapshot(&["db"], "a").await.unwrap();
+        let expected = content(&from.open_snapshot("db@a").unwrap()).await;
+        (stream(&from, "db@a", None).await.0, expected)
+    })
+    .unwrap();
+    let all = frames(&bytes);
+    let size = (1 << 20) + 64 * 16 * BLOCK;
+    let (trace, from) = block_on(async {
+        let (devices, trace) = disks(vec![Image::default()], size, 0);
+        let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+        let to = Pool::create(devices, &options).await.unwrap();
+        let copy = to.create_volume("copy", &thin(VOLUME)).await.unwrap();
+        let from = trace.lock().now();
+        let mut receiver: Option<VolumeReceiver> = None;
+        for (number, (_, bytes)) in all.iter().enumerate() {
+            let (frame, _) = StreamFrame::decode(bytes).unwrap().unwrap();
+            match (&mut receiver, &frame.body) {
+                (None, FrameBody::Begin(start)) => {
+                    let (device, start) = (copy.clone(), start.clone());
+                    let new = VolumeReceiver::new(device, frame.snapshot, frame.source, start, 0);
+                    receiver = Some(new);
+                }
+                (receiver, _) => receiver.as_mut().unwrap().apply(&frame).await.unwrap(),
+            }
+            if number % 5 == 4 {
+                receiver.as_mut().unwrap().record(&to).await.unwrap();
+            }
+        }
+        assert!(receiver.unwrap().has_ended());
+        (std::mem::take(&mut *trace.lock()), from)
+    })
+    .unwrap();
+    block_on(async {
+        let mut rng = Rng::new(5);
+        let chosen = |time: usize| time >= from && time.is_multiple_of(4);
+        let mut positions = BTreeSet::new();
+        let check = async |time, images: Vec<Image>| {
+            crashes += 1;
+            let (devices, _) = disks(images, size, 0);
+            let to = Pool::open(devices).await.unwrap();
+            let copy = to.open_volume("copy").unwrap();
+            let recorded = copy.info().unwrap().properties.remove(RECEIVED_KEY);
+            let received = recorded.map(|text| text.parse::<Received>().unwrap());
+            let had = received.map_or(0, |received| received.end);
+            positions.insert(had);
+            continued += usize::from(had > 0);
+            assert!(content(&copy).await[..had as usize] == expected[..had as usize], "{time}");
+            let rest = all.iter().rposition(|(offset, _)| *offset <= had).unwrap();
+            let rest = of_frames(&all, rest.max(1)..all.len());
+            assert!(resume(&copy, &rest, had).await.0.unwrap().has_ended(), "{time}");
+            assert!(content(&copy).await == expected, "{time}");
+        };
+        trace.at_each_event(chosen, &mut rng, check).await;
+        assert!(positions.len() > 5, "{positions:?}");
+    })
+    .unwrap();
+    assert!(crashes > 20 && continued > 10, "{continued} of {crashes}");
+}
+
+/// Snapshots that were taken together have one identifier: the stream of one continued that of
+/// another.
+#[test]
+fn streams_of_snapshots_taken_together_are_told_apart() {
+    block_on(async {
+        let (from, to) = (pool("from").await, pool("to").await);
+        for name in ["db", "log"] {
+            let volume = from.create_volume(name, &thin(300)).await.unwrap();
+            let data = Buf::copy_of(&[name.len() as u8; BLOCK as usize]).unwrap();
+            volume.write(0, data, false).await.unwrap();
+        }
+        from.create_snapshot(&["db", "log"], "a").await.unwrap();
+        let [db, log] = [stream(&from, "db@a", None).await.0, stream(&from, "log@a", None).await.0];
+        let copy = to.create_volume("copy", &thin(300)).await.unwrap();
+        let mixed = [frames(&db)[0].1, &log[frames(&log)[0].1.len()..]].concat();
+        assert_eq!(receive(&copy, &mixed).await, Err(ReceiveError::Foreign));
+        assert_eq!(receive(&copy, &db).await, Ok(true));
+    })
+    .unwrap();
 }
 
 #[test]
@@ -93,13 +277,13 @@ fn zeroes_of_an_empty_range_write_nothing() {
         copy.write(0, Buf::copy_of(&[7; 3 * BLOCK as usize]).unwrap(), false).await.unwrap();
         let start = StreamStart { name: "a".to_owned(), base: None, size_bytes, created_s: 0 };
         let id = PoolId([1; 16]);
-        let mut receiver = Receiver::new(copy.clone(), id, start, 2 * BLOCK);
+        let mut receiver = VolumeReceiver::new(copy.clone(), id, 0, start, 2 * BLOCK);
         let used = to.status();
-        let zero = |offset, len| Frame { snapshot: id, offset, body: FrameBody::Zero(len) };
+        let frame = |offset, body| StreamFrame { snapshot: id, source: 0, offset, body };
+        let zero = |offset, len| frame(offset, FrameBody::Zero(len));
         receiver.apply(&zero(0, BLOCK)).await.unwrap();
         receiver.apply(&zero(BLOCK, size_bytes - BLOCK)).await.unwrap();
-        let end = Frame { snapshot: id, offset: size_bytes, body: FrameBody::End };
-        receiver.apply(&end).await.unwrap();
+        receiver.apply(&frame(size_bytes, FrameBody::End)).await.unwrap();
         assert!(receiver.has_ended());
         let found = copy.read(0, buf::alloc(3 * BLOCK as usize).await).await.unwrap();
         let expected = [[0; 2 * BLOCK as usize].as_slice(), &[7; BLOCK as usize]].concat();
@@ -193,13 +377,8 @@ fn changed_streams_are_refused() {
         from.create_snapshot(&["db"], "a").await.unwrap();
         let bytes = stream(&from, "db@a", None).await.0;
         let copy = to.create_volume("copy", &thin(BLOCKS)).await.unwrap();
-        let mut frames = Vec::new();
-        let mut at = 0;
-        while let Some((_, len)) = Frame::decode(&bytes[at..]).unwrap() {
-            frames.push(&bytes[at..at + len]);
-            at += len;
-        }
-        assert!(at == bytes.len() && frames.len() > 20);
+        let frames: Vec<&[u8]> = frames(&bytes).into_iter().map(|(_, frame)| frame).collect();
+        assert!(frames.len() > 20);
         for _ in 0..200 {
             let mut changed = frames.clone();
             let index = rng.below(frames.len() as u64 - 1) as usize;

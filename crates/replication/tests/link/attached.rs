@@ -27,7 +27,7 @@ async fn attached(address: Address) -> Arc<RemoteSession> {
     let number = |at: usize| u64::from_le_bytes(said[at..at + 8].try_into().expect("8 bytes"));
     let (epoch, generation) = (number(48), number(56));
     let attach = wire::Attach::new([7; 16], source, epoch + 1, generation, true);
-    let command = wire::ReplicaRequest::Attach(attach).command(0, session.nsid());
+    let command = wire::ReplicaRequest::Attach { attach, revision: 0 }.command(0, session.nsid());
     let mut data = buf::alloc_small(attach.bytes().len());
     data.copy_from_slice(attach.bytes());
     let answer =
@@ -216,7 +216,8 @@ fn source_with_unsupported_version_is_refused() {
     with_attached(Memory::shared(), async |session| {
         for version in [1, 4, 0x200, u16::MAX] {
             let attach = wire::Attach::new([7; 16], [3; 16], 99, 1, true).of_version(version);
-            let command = wire::ReplicaRequest::Attach(attach).command(0, session.nsid());
+            let command =
+                wire::ReplicaRequest::Attach { attach, revision: 0 }.command(0, session.nsid());
             let mut data = buf::alloc_small(attach.bytes().len());
             data.copy_from_slice(attach.bytes());
             let data = CommandData::Out(data.freeze());

@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 
 use crate::fs::{FileInfo, OpenOptions};
-use crate::handle::Kind;
+use crate::handle::HandleKind;
 use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
@@ -102,7 +102,7 @@ pub(crate) trait Driver {
     /// Name of the I/O engine: `io_uring`, `threads` or `simulation`.
     fn name(&self) -> &'static str;
     /// Namespace of the raw handles.
-    fn kind(&self) -> Kind {
-        Kind::Os
+    fn kind(&self) -> HandleKind {
+        HandleKind::Os
     }
 }

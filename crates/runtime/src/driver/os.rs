@@ -112,7 +112,7 @@ fn lock(file: &std::fs::File) -> io::Result<()> {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
         if error == rustix::io::Errno::WOULDBLOCK {
             let text = "another program has it locked; stop that program first";
-            return io::Error::new(io::ErrorKind::ResourceBusy, text);
+            return io::Error::new(io::ErrorKind::WouldBlock, text);
         }
         error.into()
     })

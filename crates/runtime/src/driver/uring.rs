@@ -360,7 +360,7 @@ mod tests {
 
     use super::*;
     use crate::buf::{self, Buf};
-    use crate::handle::{Handle, Kind};
+    use crate::handle::{Handle, HandleKind};
     use crate::vectored::SendList;
 
     /// A ring, unless the system forbids io_uring, and two connected sockets.
@@ -368,7 +368,8 @@ mod tests {
         let uring = Uring::new(Shared::new().unwrap(), 0);
         let Ok(uring) = uring.map_err(|error| eprintln!("skipped: {error}")) else { return None };
         let (one, other) = UnixStream::pair().unwrap();
-        let adopt = |socket: UnixStream| Arc::new(Handle::adopt(socket.into_raw_fd(), Kind::Os));
+        let adopt =
+            |socket: UnixStream| Arc::new(Handle::adopt(socket.into_raw_fd(), HandleKind::Os));
         Some((uring, [adopt(one), adopt(other)]))
     }
 

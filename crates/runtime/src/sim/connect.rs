@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::conn::{Conn, End, Pipe};
-use super::state::{Entry, Event, Listening, Power, State, Work, errno};
+use super::state::{Entry, Listening, Power, SimEvent, SimWork, State, errno};
 use crate::limits::SIM_BACKLOG;
 use crate::net::Address;
 use crate::op::{OpId, Ops};
@@ -117,10 +117,10 @@ impl State {
         let Some(pending) = self.pending(id) else { return };
         let raw = pending.raw;
         match &pending.work {
-            Work::Connect { .. } => self.begin_connect(id),
-            Work::Accept => self.begin_accept(id, raw),
+            SimWork::Connect { .. } => self.begin_connect(id),
+            SimWork::Accept => self.begin_accept(id, raw),
             work => {
-                let receive = matches!(work, Work::Recv);
+                let receive = matches!(work, SimWork::Recv);
                 let Some((number, end)) = self.conn_of(raw) else {
                     return self.finish(id, Err(errno(libc::ENOTCONN)));
                 };
@@ -151,7 +151,7 @@ impl State {
     fn begin_connect(&mut self, id: OpId) {
         let Some(pending) = self.pending(id) else { return };
         let (node, serial) = (pending.node, pending.serial);
-        let Work::Connect { address } = &pending.work else { return };
+        let SimWork::Connect { address } = &pending.work else { return };
         let target = match address.clone() {
             Address::Unix(path) if !self.socket_files.contains(&(node, path.clone())) => {
                 return self.finish(id, Err(errno(libc::ENOENT)));
@@ -162,10 +162,10 @@ impl State {
         let Some(target) = target else {
             // No node has this address: address resolution gives up after three seconds.
             let at = self.now + 3_000_000_000;
-            return self.schedule(at, Event::Refused(id, serial, libc::EHOSTUNREACH));
+            return self.schedule(at, SimEvent::Refused(id, serial, libc::EHOSTUNREACH));
         };
         let delay = self.link(node, target).latency.sample(&mut self.rng);
-        self.schedule(self.now + delay, Event::Knock(id, serial, 0));
+        self.schedule(self.now + delay, SimEvent::Knock(id, serial, 0));
     }
 
     /// The first packet of a connection reaches the remote node.
@@ -173,7 +173,7 @@ impl State {
         let now = self.now;
         let Some(pending) = self.pending_as(id, serial) else { return };
         let (node, raw) = (pending.node, pending.raw);
-        let Work::Connect { address } = &pending.work else { return };
+        let SimWork::Connect { address } = &pending.work else { return };
         let address = address.clone();
         let target = match &address {
             Address::Unix(_) => node,
@@ -190,13 +190,13 @@ impl State {
                 return self.finish(id, Err(errno(libc::ETIMEDOUT)));
             }
             let at = now + (1_000_000_000 << attempt);
-            return self.schedule(at, Event::Knock(id, serial, attempt + 1));
+            return self.schedule(at, SimEvent::Knock(id, serial, attempt + 1));
         }
         let Some(listener) = listener else {
-            return self.schedule(back, Event::Refused(id, serial, libc::ECONNREFUSED));
+            return self.schedule(back, SimEvent::Refused(id, serial, libc::ECONNREFUSED));
         };
         self.make_connection(raw, node, listener, target, &address);
-        self.schedule(back, Event::Connected(id, serial));
+        self.schedule(back, SimEvent::Connected(id, serial));
     }
 
     fn listening(&mut self, raw: i32) -> Option<&mut Listening> {
@@ -263,7 +263,7 @@ impl State {
     pub(crate) fn end_cancelled(&mut self, id: OpId) {
         self.forget_waiting(id);
         let sent = match self.pending(id).map(|pending| &pending.work) {
-            Some(Work::Send { sent }) => *sent,
+            Some(SimWork::Send { sent }) => *sent,
             _ => 0,
         };
         let result = if sent > 0 { Ok(sent as u32) } else { Err(errno(libc::ECANCELED)) };

@@ -15,44 +15,44 @@ use crate::rng::Rng;
 
 /// Content of a write.
 #[derive(Clone, Debug)]
-pub(crate) enum Extent {
+pub(crate) enum WrittenData {
     Data(Vec<u8>),
     Zero(u64),
 }
 
-impl Extent {
+impl WrittenData {
     pub(crate) fn len(&self) -> u64 {
         match self {
-            Extent::Data(data) => data.len() as u64,
-            Extent::Zero(len) => *len,
+            WrittenData::Data(data) => data.len() as u64,
+            WrittenData::Zero(len) => *len,
         }
     }
 
     pub(crate) fn truncate(&mut self, bytes: u64) {
         match self {
-            Extent::Data(data) => data.truncate(usize::try_from(bytes).unwrap_or(usize::MAX)),
-            Extent::Zero(len) => *len = (*len).min(bytes),
+            WrittenData::Data(data) => data.truncate(usize::try_from(bytes).unwrap_or(usize::MAX)),
+            WrittenData::Zero(len) => *len = (*len).min(bytes),
         }
     }
 
     fn memory_bytes(&self) -> usize {
         match self {
-            Extent::Data(data) => data.len(),
-            Extent::Zero(_) => 0,
+            WrittenData::Data(data) => data.len(),
+            WrittenData::Zero(_) => 0,
         }
     }
 
-    fn part(&self, from: u64, to: u64) -> Extent {
+    fn part(&self, from: u64, to: u64) -> WrittenData {
         match self {
-            Extent::Data(data) => Extent::Data(data[from as usize..to as usize].to_vec()),
-            Extent::Zero(_) => Extent::Zero(to - from),
+            WrittenData::Data(data) => WrittenData::Data(data[from as usize..to as usize].to_vec()),
+            WrittenData::Zero(_) => WrittenData::Zero(to - from),
         }
     }
 
     fn apply(&self, offset: u64, store: &mut Store) {
         match self {
-            Extent::Data(data) => store.write(offset, data),
-            Extent::Zero(len) => store.zero(offset, *len),
+            WrittenData::Data(data) => store.write(offset, data),
+            WrittenData::Zero(len) => store.zero(offset, *len),
         }
     }
 }
@@ -98,7 +98,7 @@ impl Keep {
 struct Cached {
     number: u64,
     offset: u64,
-    extent: Extent,
+    extent: WrittenData,
     /// It is certainly on the medium, and waits here in order behind older writes.
     durable: bool,
 }
@@ -213,7 +213,7 @@ impl Disk {
     }
 
     /// Executes a write or punch.
-    pub(crate) fn land(&mut self, offset: u64, extent: Extent, durable: bool) {
+    pub(crate) fn land(&mut self, offset: u64, extent: WrittenData, durable: bool) {
         extent.apply(offset, &mut self.current);
         self.grow(offset + extent.len());
         self.mark_dirty(offset, &extent);
@@ -230,20 +230,20 @@ impl Disk {
     }
 
     /// Executes any part of a write that failed or whose process was killed.
-    pub(crate) fn land_some(&mut self, offset: u64, extent: &Extent, rng: &mut Rng) {
+    pub(crate) fn land_some(&mut self, offset: u64, extent: &WrittenData, rng: &mut Rng) {
         let keep = Keep::any(rng, self.units(offset, extent));
         for (offset, piece) in self.pieces(offset, extent, keep, rng) {
             self.land(offset, piece, false);
         }
     }
 
-    fn mark_dirty(&mut self, offset: u64, extent: &Extent) {
+    fn mark_dirty(&mut self, offset: u64, extent: &WrittenData) {
         let len = extent.len();
         match extent {
-            Extent::Data(_) => self.dirty.extend(blocks_of(offset, len)),
+            WrittenData::Data(_) => self.dirty.extend(blocks_of(offset, len)),
             // Under zeroes, only content of the medium can reappear; cached content above it was
             // marked as dirty when it was written.
-            Extent::Zero(_) => self.dirty.extend(self.stable.allocated(offset, len)),
+            WrittenData::Zero(_) => self.dirty.extend(self.stable.allocated(offset, len)),
         }
     }
 
@@ -293,7 +293,7 @@ impl Disk {
     }
 
     /// Power loss: decides the outcome of every unflushed write and of those `in_flight`.
-    pub(crate) fn lose_power(&mut self, mut in_flight: Vec<(u64, Extent)>, rng: &mut Rng) {
+    pub(crate) fn lose_power(&mut self, mut in_flight: Vec<(u64, WrittenData)>, rng: &mut Rng) {
         let pattern = rng.below(6);
         let cut = rng.below(self.cache.len() as u64 + 1);
         let cached = std::mem::take(&mut self.cache);
@@ -330,13 +330,13 @@ impl Disk {
         self.locked_by = None;
     }
 
-    fn grow_to_kept(&mut self, offset: u64, extent: &Extent, keep: Keep) {
+    fn grow_to_kept(&mut self, offset: u64, extent: &WrittenData, keep: Keep) {
         if !matches!(keep, Keep::Nothing) && !self.config.block_device {
             self.grow(offset + extent.len());
         }
     }
 
-    fn settle(&mut self, offset: u64, extent: &Extent, keep: Keep, rng: &mut Rng) {
+    fn settle(&mut self, offset: u64, extent: &WrittenData, keep: Keep, rng: &mut Rng) {
         for (offset, piece) in self.pieces(offset, extent, keep, rng) {
             piece.apply(offset, &mut self.stable);
         }
@@ -344,15 +344,15 @@ impl Disk {
 
     /// Bytes of a unit that is kept or lost completely. Large punches use coarse units, so that a
     /// terabyte costs as much as a megabyte.
-    fn unit_bytes(&self, extent: &Extent) -> u64 {
+    fn unit_bytes(&self, extent: &WrittenData) -> u64 {
         let atomic = u64::from(self.config.atomic_bytes.max(1));
         match extent {
-            Extent::Data(_) => atomic,
-            Extent::Zero(len) => atomic.max((len / 64).next_multiple_of(atomic)),
+            WrittenData::Data(_) => atomic,
+            WrittenData::Zero(len) => atomic.max((len / 64).next_multiple_of(atomic)),
         }
     }
 
-    fn units(&self, offset: u64, extent: &Extent) -> u64 {
+    fn units(&self, offset: u64, extent: &WrittenData) -> u64 {
         let unit = self.unit_bytes(extent);
         (offset + extent.len()).div_ceil(unit) - offset / unit
     }
@@ -361,10 +361,10 @@ impl Disk {
     fn pieces(
         &self,
         offset: u64,
-        extent: &Extent,
+        extent: &WrittenData,
         keep: Keep,
         rng: &mut Rng,
-    ) -> Vec<(u64, Extent)> {
+    ) -> Vec<(u64, WrittenData)> {
         let (unit, len) = (self.unit_bytes(extent), extent.len());
         let mut pieces = Vec::new();
         let mut run: Option<u64> = None;
@@ -386,7 +386,7 @@ impl Disk {
 
     /// Changes the content of the medium, bypassing the cache and the node.
     pub(crate) fn overwrite(&mut self, offset: u64, data: &[u8]) {
-        self.land(offset, Extent::Data(data.to_vec()), true);
+        self.land(offset, WrittenData::Data(data.to_vec()), true);
         self.flush(self.flush_mark());
     }
 
@@ -446,13 +446,13 @@ mod tests {
                 match *step {
                     Step::Write { sector, sectors, durable } => {
                         let data = vec![value; (sectors * 512) as usize];
-                        disk.land(sector * 512, Extent::Data(data), durable);
+                        disk.land(sector * 512, WrittenData::Data(data), durable);
                         for held in &mut may_hold[sector as usize..(sector + sectors) as usize] {
                             if durable { *held = vec![value] } else { held.push(value) }
                         }
                     }
                     Step::Punch { sector, sectors } => {
-                        disk.land(sector * 512, Extent::Zero(sectors * 512), false);
+                        disk.land(sector * 512, WrittenData::Zero(sectors * 512), false);
                         for held in &mut may_hold[sector as usize..(sector + sectors) as usize] {
                             held.push(0);
                         }
@@ -485,7 +485,7 @@ mod tests {
     fn failed_flush_can_lose_data_despite_later_flush() {
         let lost = (0..50).filter(|seed| {
             let (mut disk, mut rng) = (disk(), Rng::new(*seed));
-            disk.land(0, Extent::Data(vec![1; 512]), false);
+            disk.land(0, WrittenData::Data(vec![1; 512]), false);
             disk.fail_flush(disk.flush_mark(), &mut rng);
             disk.flush(disk.flush_mark());
             assert_eq!(read(&disk)[0], 1, "reads still return it");
@@ -499,9 +499,9 @@ mod tests {
     #[test]
     fn large_punch_is_cheap() {
         let mut disk = Disk::new(DiskConfig::block_device(1 << 40));
-        disk.land(1 << 39, Extent::Data(vec![5; 4096]), true);
-        disk.land(0, Extent::Zero(1 << 40), false);
-        disk.lose_power(vec![(0, Extent::Zero(1 << 40))], &mut Rng::new(3));
+        disk.land(1 << 39, WrittenData::Data(vec![5; 4096]), true);
+        disk.land(0, WrittenData::Zero(1 << 40), false);
+        disk.lose_power(vec![(0, WrittenData::Zero(1 << 40))], &mut Rng::new(3));
         let mut bytes = [9; 4096];
         disk.read(1 << 39, &mut bytes);
         assert!(bytes == [5; 4096] || bytes == [0; 4096]);
@@ -512,7 +512,7 @@ mod tests {
         let mut disk = disk();
         disk.config.space_bytes = 8192;
         assert_eq!(disk.space_for(2048, 8192), 4096 + 2048);
-        disk.land(0, Extent::Data(vec![1; 8192]), false);
+        disk.land(0, WrittenData::Data(vec![1; 8192]), false);
         assert_eq!(disk.space_for(0, 8192), 8192, "what is there can be overwritten");
         assert_eq!(disk.space_for(8192, 1), 0);
     }

@@ -7,12 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::config::nanos;
-use super::disk::Extent;
-use super::state::{Entry, State, Work, errno};
+use super::disk::WrittenData;
+use super::state::{Entry, SimWork, State, errno};
 use crate::driver::{Driver, Wait};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
-use crate::handle::Kind;
+use crate::handle::HandleKind;
 use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
@@ -135,8 +135,8 @@ impl Driver for SimDriver {
         "simulation"
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Sim
+    fn kind(&self) -> HandleKind {
+        HandleKind::Sim
     }
 }
 
@@ -155,7 +155,7 @@ fn raw_of(op: &Op) -> i32 {
 }
 
 /// Converts an operation into work for the world, or into the error with which it fails at once.
-fn work_of(state: &mut State, op: &mut Op) -> Result<Work, i32> {
+fn work_of(state: &mut State, op: &mut Op) -> Result<SimWork, i32> {
     let Some(owned) = state.handles.get(&raw_of(op)) else { return Err(libc::EBADF) };
     let (disk, read_only, direct) = match owned.entry {
         Entry::File { disk, read_only, direct } => (disk, read_only, direct),
@@ -167,28 +167,28 @@ fn work_of(state: &mut State, op: &mut Op) -> Result<Work, i32> {
     };
     match op {
         Op::ReadAt { buf, offset, .. } if aligned(buf.as_ptr(), *offset, buf.len()) => {
-            Ok(Work::Read { disk, offset: *offset })
+            Ok(SimWork::Read { disk, offset: *offset })
         }
         Op::WriteAt { .. } | Op::Punch { .. } if read_only => Err(libc::EBADF),
         Op::WriteAt { buf, offset, durable, .. } if aligned(buf.as_ptr(), *offset, buf.len()) => {
             state.trace.bytes(buf);
-            let data = Extent::Data(buf.to_vec());
-            Ok(Work::Write { disk, offset: *offset, data, durable: *durable })
+            let data = WrittenData::Data(buf.to_vec());
+            Ok(SimWork::Write { disk, offset: *offset, data, durable: *durable })
         }
-        Op::Sync { .. } => Ok(Work::Sync { disk, mark: 0 }),
+        Op::Sync { .. } => Ok(SimWork::Sync { disk, mark: 0 }),
         Op::Punch { offset, len, mode, .. } => {
-            Ok(Work::Punch { disk, offset: *offset, len: *len, mode: *mode })
+            Ok(SimWork::Punch { disk, offset: *offset, len: *len, mode: *mode })
         }
         _ => Err(libc::EINVAL),
     }
 }
 
-fn socket_work_of(op: &Op) -> Result<Work, i32> {
+fn socket_work_of(op: &Op) -> Result<SimWork, i32> {
     match op {
-        Op::Recv { .. } | Op::RecvVectored { .. } => Ok(Work::Recv),
-        Op::Send { .. } => Ok(Work::Send { sent: 0 }),
-        Op::Accept { .. } => Ok(Work::Accept),
-        Op::Connect { address, .. } => Ok(Work::Connect { address: address.address.clone() }),
+        Op::Recv { .. } | Op::RecvVectored { .. } => Ok(SimWork::Recv),
+        Op::Send { .. } => Ok(SimWork::Send { sent: 0 }),
+        Op::Accept { .. } => Ok(SimWork::Accept),
+        Op::Connect { address, .. } => Ok(SimWork::Connect { address: address.address.clone() }),
         _ => Err(libc::EINVAL),
     }
 }

@@ -4,8 +4,8 @@ use std::io;
 use std::path::Path;
 
 use super::config::{DiskConfig, SimLatency, touches};
-use super::disk::{Disk, Extent};
-use super::state::{Entry, Event, Power, State, Work, errno};
+use super::disk::{Disk, WrittenData};
+use super::state::{Entry, Power, SimEvent, SimWork, State, errno};
 use super::store::BLOCK_BYTES;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::op::{Op, OpId, Ops, PunchMode};
@@ -51,7 +51,7 @@ impl State {
         };
         if options.exclusive && self.disks[disk].locked_by.is_some() {
             let text = "another program has it locked; stop that program first";
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
         let (read_only, direct) = (options.read_only, options.direct);
         let raw = self.new_handle(node, Entry::File { disk, read_only, direct });
@@ -80,13 +80,13 @@ impl State {
         let Some(pending) = self.pending(id) else { return };
         let (serial, disk) = (pending.serial, disk_of(&pending.work));
         let (durable, bytes) = match &pending.work {
-            Work::Write { data, durable, .. } => (*durable, data.len()),
+            SimWork::Write { data, durable, .. } => (*durable, data.len()),
             _ => (false, 0),
         };
-        let is_flush = matches!(pending.work, Work::Sync { .. });
+        let is_flush = matches!(pending.work, SimWork::Sync { .. });
         let latency_of: fn(&DiskConfig) -> SimLatency = match &pending.work {
-            Work::Read { .. } => |config| config.read_latency,
-            Work::Sync { .. } => |config| config.flush_latency,
+            SimWork::Read { .. } => |config| config.read_latency,
+            SimWork::Sync { .. } => |config| config.flush_latency,
             _ => |config| config.write_latency,
         };
         let config = self.disks[disk].config;
@@ -98,21 +98,22 @@ impl State {
             if is_flush { now + latency } else { self.disks[disk].book(now, latency, bytes) };
         let mark = self.disks[disk].flush_mark();
         if let Some(pending) = self.pending(id)
-            && let Work::Sync { mark: covered, .. } = &mut pending.work
+            && let SimWork::Sync { mark: covered, .. } = &mut pending.work
         {
             *covered = mark;
         }
         if bytes >= 1024 && self.rng.chance(TORN_LANDING) {
             let at = self.rng.between(now, done_at);
-            self.schedule(at, Event::Land(id, serial));
+            self.schedule(at, SimEvent::Land(id, serial));
         }
-        self.schedule(done_at, Event::DiskDone(id, serial));
+        self.schedule(done_at, SimEvent::DiskDone(id, serial));
     }
 
     /// The first part of a write reaches the disk before the rest.
     pub(crate) fn land_part(&mut self, id: OpId, serial: u64) {
         let Some(pending) = self.pending_as(id, serial) else { return };
-        let Work::Write { disk, offset, data: Extent::Data(data), .. } = &pending.work else {
+        let SimWork::Write { disk, offset, data: WrittenData::Data(data), .. } = &pending.work
+        else {
             return;
         };
         let (disk, offset, len) = (*disk, *offset, data.len() as u64);
@@ -121,9 +122,9 @@ impl State {
         }
         let sectors = self.rng.between(1, len / 512 - 1);
         let Some(pending) = self.pending_as(id, serial) else { return };
-        let Work::Write { data: Extent::Data(data), .. } = &pending.work else { return };
+        let SimWork::Write { data: WrittenData::Data(data), .. } = &pending.work else { return };
         let part = data[..(sectors * 512) as usize].to_vec();
-        self.disks[disk].land(offset, Extent::Data(part), false);
+        self.disks[disk].land(offset, WrittenData::Data(part), false);
     }
 
     /// True if a write of this range meets no fault of bounds, space or unwritable ranges.
@@ -143,16 +144,16 @@ impl State {
         let disk = disk_of(&pending.work);
         if self.disks[disk].stalled_until > now {
             let at = self.disks[disk].stalled_until.saturating_add(self.rng.below(100_000));
-            return self.schedule(at, Event::DiskDone(id, serial));
+            return self.schedule(at, SimEvent::DiskDone(id, serial));
         }
         let Some(pending) = self.take_pending(id) else { return };
         let result = match pending.work {
-            Work::Read { disk, offset } => self.read_done(disk, offset, id, ops),
-            Work::Write { disk, offset, data, durable } => {
+            SimWork::Read { disk, offset } => self.read_done(disk, offset, id, ops),
+            SimWork::Write { disk, offset, data, durable } => {
                 self.write_done(disk, offset, data, durable)
             }
-            Work::Sync { disk, mark } => self.flush_done(disk, mark),
-            Work::Punch { disk, offset, len, mode } => self.punch_done(disk, offset, len, mode),
+            SimWork::Sync { disk, mark } => self.flush_done(disk, mark),
+            SimWork::Punch { disk, offset, len, mode } => self.punch_done(disk, offset, len, mode),
             _ => unreachable!("only disk operations are booked"),
         };
         if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EIO)) {
@@ -183,7 +184,7 @@ impl State {
         &mut self,
         disk: usize,
         offset: u64,
-        mut data: Extent,
+        mut data: WrittenData,
         durable: bool,
     ) -> io::Result<u32> {
         let disk = &mut self.disks[disk];
@@ -255,7 +256,7 @@ impl State {
             return Err(errno(libc::EINVAL));
         }
         let len = len.min(disk.size_bytes().saturating_sub(offset));
-        let zeroes = Extent::Zero(len);
+        let zeroes = WrittenData::Zero(len);
         if touches(&disk.faults.unwritable, offset, len)
             || self.rng.chance(disk.faults.write_errors)
         {
@@ -272,14 +273,15 @@ impl State {
     pub(crate) fn settle_disks(
         &mut self,
         node: u32,
-        in_flight: Vec<(usize, u64, Extent)>,
+        in_flight: Vec<(usize, u64, WrittenData)>,
         power_lost: bool,
     ) {
-        let mut by_disk: Vec<Vec<(u64, Extent)>> = Vec::new();
+        let mut by_disk: Vec<Vec<(u64, WrittenData)>> = Vec::new();
         by_disk.resize_with(self.disks.len(), Vec::new);
         for (disk, offset, mut extent) in in_flight {
             // A punch never extends a file, and a write never extends a device.
-            let fixed = self.disks[disk].config.block_device || matches!(extent, Extent::Zero(_));
+            let fixed =
+                self.disks[disk].config.block_device || matches!(extent, WrittenData::Zero(_));
             let end = if fixed { self.disks[disk].size_bytes() } else { i64::MAX as u64 };
             extent.truncate(end.saturating_sub(offset));
             extent.truncate(self.disks[disk].space_for(offset, extent.len()));
@@ -304,12 +306,12 @@ impl State {
     }
 }
 
-fn disk_of(work: &Work) -> usize {
+fn disk_of(work: &SimWork) -> usize {
     match work {
-        Work::Read { disk, .. }
-        | Work::Write { disk, .. }
-        | Work::Sync { disk, .. }
-        | Work::Punch { disk, .. } => *disk,
+        SimWork::Read { disk, .. }
+        | SimWork::Write { disk, .. }
+        | SimWork::Sync { disk, .. }
+        | SimWork::Punch { disk, .. } => *disk,
         _ => unreachable!("a disk operation"),
     }
 }

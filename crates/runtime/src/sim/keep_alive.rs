@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::state::{Event, State, errno, keys_where};
+use super::state::{SimEvent, State, errno, keys_where};
 use crate::net::KeepAlive;
 use crate::op::Ops;
 
@@ -70,7 +70,7 @@ impl State {
             _ => 0,
         };
         let at = now + idle + probes * SECOND_NS;
-        self.schedule(at, Event::Unanswered(number, end, since));
+        self.schedule(at, SimEvent::Unanswered(number, end, since));
     }
 
     /// The probes of an end since that time have all failed.

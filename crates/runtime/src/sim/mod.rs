@@ -38,9 +38,9 @@
 mod config;
 mod conn;
 mod connect;
+mod connection_end;
 mod disk;
 mod driver;
-mod endings;
 mod files;
 mod keep_alive;
 mod state;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::config::{LinkConfig, SimConfig};
 use super::conn::Conn;
-use super::disk::{Disk, Extent};
+use super::disk::{Disk, WrittenData};
 use super::trace::Trace;
 use crate::net::Address;
 use crate::op::{OpId, Ops, PunchMode};
@@ -64,12 +64,12 @@ pub(crate) struct Pending {
     pub(crate) serial: u64,
     pub(crate) node: u32,
     pub(crate) raw: i32,
-    pub(crate) work: Work,
+    pub(crate) work: SimWork,
 }
 
-pub(crate) enum Work {
+pub(crate) enum SimWork {
     Read { disk: usize, offset: u64 },
-    Write { disk: usize, offset: u64, data: Extent, durable: bool },
+    Write { disk: usize, offset: u64, data: WrittenData, durable: bool },
     Sync { disk: usize, mark: u64 },
     Punch { disk: usize, offset: u64, len: u64, mode: PunchMode },
     Recv,
@@ -78,23 +78,23 @@ pub(crate) enum Work {
     Connect { address: Address },
 }
 
-impl Work {
+impl SimWork {
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Work::Read { .. } => "read",
-            Work::Write { durable: false, .. } => "write",
-            Work::Write { durable: true, .. } => "durable write",
-            Work::Sync { .. } => "flush",
-            Work::Punch { .. } => "punch",
-            Work::Recv => "receive",
-            Work::Send { .. } => "send",
-            Work::Accept => "accept",
-            Work::Connect { .. } => "connect",
+            SimWork::Read { .. } => "read",
+            SimWork::Write { durable: false, .. } => "write",
+            SimWork::Write { durable: true, .. } => "durable write",
+            SimWork::Sync { .. } => "flush",
+            SimWork::Punch { .. } => "punch",
+            SimWork::Recv => "receive",
+            SimWork::Send { .. } => "send",
+            SimWork::Accept => "accept",
+            SimWork::Connect { .. } => "connect",
         }
     }
 }
 
-pub(crate) enum Event {
+pub(crate) enum SimEvent {
     /// The first part of a write reaches the disk.
     Land(OpId, u64),
     /// A disk operation is done.
@@ -142,7 +142,7 @@ pub(crate) struct State {
     pub(crate) now: u64,
     /// Wall clock at time 0, in nanoseconds since the Unix epoch.
     pub(crate) wall_clock_start: u64,
-    events: BTreeMap<(u64, u64), Event>,
+    events: BTreeMap<(u64, u64), SimEvent>,
     next_event: u64,
     next_serial: u64,
     next_raw: i32,
@@ -203,7 +203,7 @@ impl State {
         self.trace.note(self.now, node, what, details);
     }
 
-    pub(crate) fn schedule(&mut self, at: u64, event: Event) {
+    pub(crate) fn schedule(&mut self, at: u64, event: SimEvent) {
         self.next_event += 1;
         self.events.insert((at.max(self.now), self.next_event), event);
     }
@@ -216,7 +216,7 @@ impl State {
     }
 
     /// Starts an operation at the next turn.
-    pub(crate) fn submit(&mut self, id: OpId, node: u32, raw: i32, work: Work) {
+    pub(crate) fn submit(&mut self, id: OpId, node: u32, raw: i32, work: SimWork) {
         self.next_serial += 1;
         let pending = Pending { serial: self.next_serial, node, raw, work };
         self.note(node, pending.work.name(), [u64::from(id), raw as u64]);
@@ -261,7 +261,12 @@ impl State {
     pub(crate) fn absorb(&mut self, ops: &mut Ops) {
         for id in std::mem::take(&mut self.fresh) {
             match self.pending.get(&id).map(|pending| &pending.work) {
-                Some(Work::Recv | Work::Send { .. } | Work::Accept | Work::Connect { .. }) => {
+                Some(
+                    SimWork::Recv
+                    | SimWork::Send { .. }
+                    | SimWork::Accept
+                    | SimWork::Connect { .. },
+                ) => {
                     self.begin_socket_op(id, ops);
                 }
                 Some(_) => self.begin_disk_op(id),
@@ -312,22 +317,22 @@ impl State {
         }
     }
 
-    fn fire(&mut self, event: Event, ops: &mut Ops) {
+    fn fire(&mut self, event: SimEvent, ops: &mut Ops) {
         match event {
-            Event::Land(id, serial) => self.land_part(id, serial),
-            Event::DiskDone(id, serial) => self.disk_done(id, serial, ops),
-            Event::Knock(id, serial, attempt) => self.knock(id, serial, attempt),
-            Event::Connected(id, serial) => self.connected(id, serial),
-            Event::Refused(id, serial, number) => {
+            SimEvent::Land(id, serial) => self.land_part(id, serial),
+            SimEvent::DiskDone(id, serial) => self.disk_done(id, serial, ops),
+            SimEvent::Knock(id, serial, attempt) => self.knock(id, serial, attempt),
+            SimEvent::Connected(id, serial) => self.connected(id, serial),
+            SimEvent::Refused(id, serial, number) => {
                 if self.pending_as(id, serial).is_some() {
                     self.finish(id, Err(errno(number)));
                 }
             }
-            Event::Deliver(conn, direction) => self.deliver(conn, direction, ops),
-            Event::Reset(conn, end) => self.fail_end(conn, end, libc::ECONNRESET, ops),
-            Event::Wake(conn, end) => self.wake_end(conn, end, ops),
-            Event::GiveUp(conn, direction) => self.give_up(conn, direction, ops),
-            Event::Unanswered(conn, end, since) => self.unanswered(conn, end, since, ops),
+            SimEvent::Deliver(conn, direction) => self.deliver(conn, direction, ops),
+            SimEvent::Reset(conn, end) => self.fail_end(conn, end, libc::ECONNRESET, ops),
+            SimEvent::Wake(conn, end) => self.wake_end(conn, end, ops),
+            SimEvent::GiveUp(conn, direction) => self.give_up(conn, direction, ops),
+            SimEvent::Unanswered(conn, end, since) => self.unanswered(conn, end, since, ops),
         }
     }
 
@@ -344,15 +349,15 @@ impl State {
     }
 
     /// Ends every operation that a node had in flight. Returns the writes in transit to its disks.
-    pub(crate) fn end_operations_of(&mut self, node: u32) -> Vec<(usize, u64, Extent)> {
+    pub(crate) fn end_operations_of(&mut self, node: u32) -> Vec<(usize, u64, WrittenData)> {
         let mut writes = Vec::new();
         for id in keys_where(&self.pending, |pending| pending.node == node) {
             self.forget_waiting(id);
             let Some(pending) = self.pending.remove(&id) else { continue };
             match pending.work {
-                Work::Write { disk, offset, data, .. } => writes.push((disk, offset, data)),
-                Work::Punch { disk, offset, len, .. } => {
-                    writes.push((disk, offset, Extent::Zero(len)));
+                SimWork::Write { disk, offset, data, .. } => writes.push((disk, offset, data)),
+                SimWork::Punch { disk, offset, len, .. } => {
+                    writes.push((disk, offset, WrittenData::Zero(len)));
                 }
                 _ => {}
             }

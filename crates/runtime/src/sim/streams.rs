@@ -8,7 +8,7 @@ use std::io;
 
 use super::config::{LinkConfig, nanos};
 use super::conn::{Cargo, Segment};
-use super::state::{Event, Power, State, Work, errno, keys_where};
+use super::state::{Power, SimEvent, SimWork, State, errno, keys_where};
 use crate::op::{Op, Ops};
 
 /// Shortest and longest pause between two retransmissions, in nanoseconds.
@@ -48,7 +48,7 @@ impl State {
                 unreachable!("an operation in flight keeps its kind")
             };
             let total = list.bytes();
-            let Some(Work::Send { sent }) = self.pending(id).map(|pending| &mut pending.work)
+            let Some(SimWork::Send { sent }) = self.pending(id).map(|pending| &mut pending.work)
             else {
                 unreachable!("it is pending")
             };
@@ -109,7 +109,7 @@ impl State {
         pipe.unacknowledged += bytes as usize;
         let at = pipe.last_at;
         pipe.wire.push_back(Segment { at, cargo });
-        self.schedule(at, Event::Deliver(number, end));
+        self.schedule(at, SimEvent::Deliver(number, end));
     }
 
     /// Segments sent by `end` arrive, as far as the path and the receiver permit.
@@ -153,7 +153,7 @@ impl State {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         if conn.pipes[end].blocked_since.is_none() {
             conn.pipes[end].blocked_since = Some(now);
-            self.schedule(at, Event::GiveUp(number, end));
+            self.schedule(at, SimEvent::GiveUp(number, end));
         }
     }
 
@@ -189,8 +189,8 @@ impl State {
             pipe.unacknowledged -= std::mem::take(&mut pipe.acks_held);
             pipe.blocked_since = None;
             pipe.hold_until = at;
-            self.schedule(at, Event::Deliver(number, end));
-            self.schedule(at, Event::Wake(number, end));
+            self.schedule(at, SimEvent::Deliver(number, end));
+            self.schedule(at, SimEvent::Wake(number, end));
         }
     }
 

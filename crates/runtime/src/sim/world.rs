@@ -285,7 +285,7 @@ impl World {
         self.with_disk(node, path, |disk| disk.grow(size_bytes));
     }
 
-    /// Takes space of a disk back, down to `size_bytes`.
+    /// Shrinks a disk to `size_bytes`.
     pub fn shrink_disk(&self, node: NodeId, path: impl AsRef<Path>, size_bytes: u64) {
         self.with_disk(node, path, |disk| disk.shrink(size_bytes));
     }

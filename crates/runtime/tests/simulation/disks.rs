@@ -156,7 +156,7 @@ fn simulated_files_behave_like_real_ones() {
         let file = File::open("/disk", &options).unwrap();
         assert_eq!(file.info().size_bytes, 1 << 20);
         let locked = File::open("/disk", &OpenOptions::default()).unwrap_err();
-        assert_eq!(locked.kind(), ErrorKind::ResourceBusy);
+        assert_eq!(locked.kind(), ErrorKind::WouldBlock);
         let read_only = OpenOptions { read_only: true, exclusive: false, ..options };
         let reader = File::open("/disk", &read_only).unwrap();
         assert!(reader.write_at(filled(512, 1).await, 0, false).await.is_err());

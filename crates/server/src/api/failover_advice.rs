@@ -95,7 +95,9 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
         ),
         Obstacle::OtherArbiter => format!(
             "{cause}: {node} does not serve {volume} by itself, because the other node may be granted the role \
-             at the former arbiter. Name that one again in [arbiter] and restart {node}, or {decide}"
+             at the former arbiter. Name that one again in [arbiter] and restart {node}, or bring back the other \
+             node. If both are gone for good, set failover = \"manual\", restart {node}, and run `flagstone \
+             mirror failover {volume} --force`, which is refused before"
         ),
         Obstacle::Unfenced => format!(
             "{cause}: {node} serves {volume} as soon as the command succeeds, which is repeated, or the other \

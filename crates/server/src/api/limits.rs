@@ -1,6 +1,6 @@
 //! Rate limits of the API: their documents and metrics.
 
-use flagstone_config::Layer;
+use flagstone_config::LayerConfig;
 use flagstone_limit::{Limiter, LimiterStatus};
 
 use super::document::LimitDocument;
@@ -11,8 +11,8 @@ use crate::volume::ServedVolume;
 /// The limits of a volume, from the host's side down.
 pub(super) fn documents(server: &Server, volume: &ServedVolume) -> Vec<LimitDocument> {
     let documents = volume.config.layers.iter().filter_map(|layer| match layer {
-        Layer::Limit(_) => Some(document(None, volume.limiter.as_ref()?)),
-        Layer::SharedLimit(shared) => {
+        LayerConfig::Limit(_) => Some(document(None, volume.limiter.as_ref()?)),
+        LayerConfig::SharedLimit(shared) => {
             let name = &server.config.limits[*shared].name;
             Some(document(Some(name), &server.limits.shared[*shared]))
         }

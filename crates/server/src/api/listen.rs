@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use crate::http::access::Users;
-use crate::http::{HttpServer, ListenerAccess, ServerOptions, Site};
+use crate::http::{HttpOptions, HttpServer, ListenerAccess, Site};
 use flagstone_runtime::net::{Address, Listener};
 
 use super::ReloadConfig;
@@ -75,7 +75,7 @@ pub(crate) async fn start(
     }
     let serving = match sites.len() {
         0 => None,
-        _ => Some(HttpServer::start(sites, ServerOptions::default())?),
+        _ => Some(HttpServer::start(sites, HttpOptions::default())?),
     };
     Ok(ApiServer { socket, tls, metrics, _serving: serving })
 }

@@ -12,16 +12,16 @@ use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::{spawn, time};
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
-use super::mirror_action::{ActionRequest, Body, ParsedAction};
+use super::mirror_action::{ActionBody, ActionRequest, ParsedAction};
 use super::mirror_document::{
     ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
 };
 use super::mirror_preview::{
     ActionPreview, Effect, Facts, failed_over, not_created, not_in_sync, preview,
 };
-use super::mirror_verify::Verify;
+use super::mirror_verify::VerifyTask;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::mirrors::{CreateError, LogMove, MirroredVolume, PeersChanged};
@@ -37,7 +37,7 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
     );
     let description = "Acts on the mirror of a volume, or previews the outcome.";
     let path = "/v1/volumes/{name}/mirror/{action}";
-    router.post(path, description, on(api, Api::act)).takes::<Body>();
+    router.post(path, description, on(api, Api::act)).takes::<ActionBody>();
 }
 
 pub(super) fn metrics(api: &Api, out: &mut Exposition) {
@@ -48,7 +48,7 @@ pub(super) fn metrics(api: &Api, out: &mut Exposition) {
 
 impl Api {
     pub(super) fn mirror_document(&self, mirrored: &MirroredVolume) -> MirrorDocument {
-        let verify = self.verifies.borrow().get(&mirrored.volume).map(Verify::document);
+        let verify = self.verifies.borrow().get(&mirrored.volume).map(VerifyTask::document);
         mirror_status::document(mirrored, verify)
     }
 
@@ -205,7 +205,7 @@ impl Api {
             }
             (Effect::Verify { leg, repair, bytes_per_second }, Some(mirror)) => {
                 let peer = now.peers[leg].name.clone();
-                let verify = Verify::begin(mirror, leg, peer, repair, bytes_per_second);
+                let verify = VerifyTask::begin(mirror, leg, peer, repair, bytes_per_second);
                 self.verifies.borrow_mut().insert(mirrored.volume, verify);
             }
             (Effect::Maintenance { on }, Some(mirror)) => {
@@ -239,7 +239,7 @@ fn join(own: ActionPreview, other: ActionPreview) -> ActionPreview {
 
 /// Checks of a dry run that the mirror's document cannot answer: asks the peer, or the devices.
 async fn check(
-    mirrored: &MirroredVolume,
+    mirrored: &Rc<MirroredVolume>,
     now: &MirrorDocument,
     preview: ActionPreview,
     effect: Effect,
@@ -269,8 +269,8 @@ async fn create(
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
     let created = mirrored.create_from(role, overwrite, empty, dry_run).await?;
-    let usable = size_text(created.usable_bytes);
-    let reserved = size_text(created.reserved_bytes);
+    let usable = exact_size(created.usable_bytes);
+    let reserved = exact_size(created.reserved_bytes);
     if created.already {
         return Ok(ActionPreview::unchanged(format!(
             "this node already has a replica of {usable}, which is the {}",
@@ -308,7 +308,7 @@ async fn grow(
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
     let grown = mirrored.grow(size_bytes, dry_run).await?;
-    let (from, to) = (size_text(grown.from_bytes), size_text(grown.to_bytes));
+    let (from, to) = (exact_size(grown.from_bytes), exact_size(grown.to_bytes));
     let changed = grown.to_bytes > grown.from_bytes;
     let older = grown.copied_to.join(" and ");
     let (nodes, copied) = match older.as_str() {
@@ -432,6 +432,7 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
             | OrderRefusal::Unconfirmed
             | OrderRefusal::PeerServes
             | OrderRefusal::PeerSilent
+            | OrderRefusal::OtherArbiter
             | OrderRefusal::PeerTooOld),
         )) => Problem::conflict(format!(
             "{node} does not serve {volume}: {refusal}. A peer that was reached may have stopped: see \

@@ -113,7 +113,7 @@ enum CreateRole {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 #[schemars(rename = "ActionRequest")]
-pub(super) struct Body {
+pub(super) struct ActionBody {
     peer: Option<String>,
     dry_run: bool,
     role: Option<CreateRole>,
@@ -146,7 +146,7 @@ impl ActionRequest {
             return Err(Problem::invalid(format!("action `{name}` has no member `{other}`"))
                 .accepting(accepted.iter().copied()));
         }
-        let body: Body = serde_json::from_value(Value::Object(body))
+        let body: ActionBody = serde_json::from_value(Value::Object(body))
             .map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))?;
         let action = match name {
             MirrorAction::Create => create(&body)?,
@@ -184,12 +184,12 @@ fn missing(member: &str, values: [&str; 2]) -> Problem {
     Problem::invalid(format!("`{member}` is missing")).accepting(values)
 }
 
-fn named_peer(body: &Body) -> Result<String, Problem> {
+fn named_peer(body: &ActionBody) -> Result<String, Problem> {
     let name = body.peer.clone().filter(|name| !name.is_empty());
     name.ok_or_else(|| Problem::invalid("`peer` is missing: the name of a node"))
 }
 
-fn create(body: &Body) -> Result<ParsedAction, Problem> {
+fn create(body: &ActionBody) -> Result<ParsedAction, Problem> {
     let roles = [ReplicaRole::Source, ReplicaRole::Target].map(ReplicaRole::name);
     let (role, overwrite, other) = match body.role.ok_or_else(|| missing("role", roles))? {
         CreateRole::Source => (ReplicaRole::Source, body.new_volume, body.destroy_data),
@@ -203,7 +203,7 @@ fn create(body: &Body) -> Result<ParsedAction, Problem> {
     Ok(ParsedAction::Create { role, overwrite, empty: body.empty })
 }
 
-fn move_log(body: &Body) -> Result<ParsedAction, Problem> {
+fn move_log(body: &ActionBody) -> Result<ParsedAction, Problem> {
     let to = match (&body.to, body.to_data_device) {
         (None, true) => None,
         (Some(text), false) => Some(
@@ -220,7 +220,7 @@ fn move_log(body: &Body) -> Result<ParsedAction, Problem> {
     Ok(ParsedAction::MoveLog { to })
 }
 
-fn verify(body: &Body) -> Result<ParsedAction, Problem> {
+fn verify(body: &ActionBody) -> Result<ParsedAction, Problem> {
     if body.bytes_per_second == Some(0) {
         return Err(Problem::invalid("`bytes_per_second` cannot be 0: omit it for no limit"));
     }

@@ -10,7 +10,7 @@ use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::machine::{Answers, OperatorOrder, OrderRefusal, Transition};
 use flagstone_mirror::state::status::DesiredState;
 use flagstone_units::display::duration;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 use super::mirror_action::{ActionRequest, ParsedAction};
 use super::mirror_document::{
@@ -582,7 +582,7 @@ fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep
             let outcome = format!("{node} takes the data of {name}{stops}");
             let amount = match peer.out_of_sync_bytes {
                 0 => String::new(),
-                bytes => format!(", in regions of {} in all", size_text(bytes)),
+                bytes => format!(", in regions of {} in all", exact_size(bytes)),
             };
             let data_loss = format!("all writes on {node} since the split{amount}");
             ActionPreview::with_effect(effect, outcome).losing(data_loss)

@@ -4,7 +4,7 @@ use super::super::mirror_document::{HandshakeDocument, VerifyDocument};
 use super::*;
 use flagstone_mirror::agree::plan::HandshakePlan;
 use flagstone_mirror::state::machine::{
-    Disk, Event, Leg, MachineState, NodeRole, PeerDataState, RoleAnswer, next,
+    DiskState, Event, Leg, MachineState, NodeRole, PeerDataState, RoleAnswer, next,
 };
 use flagstone_mirror::state::status::{HandshakeOutcome, LegPhase};
 
@@ -54,9 +54,9 @@ fn machine(now: &MirrorDocument) -> MachineState {
         (false, ReplicaRole::Deposed) => NodeRole::Deposed { by: 1 },
     };
     let disk = match (replica.inconsistent, replica.holds_nothing()) {
-        (true, _) => Disk::Inconsistent,
-        (false, true) => Disk::Blank,
-        (false, false) => Disk::Consistent,
+        (true, _) => DiskState::Inconsistent,
+        (false, true) => DiskState::Blank,
+        (false, false) => DiskState::Consistent,
     };
     let mut legs = [None; 2];
     for (place, peer) in legs.iter_mut().zip(&now.peers) {

@@ -13,19 +13,19 @@ use super::mirror_document::VerifyDocument;
 use crate::limits::API_DIFFERENCES;
 
 /// A running or completed verify. Dropping it stops the task.
-pub(super) struct Verify {
+pub(super) struct VerifyTask {
     document: Rc<RefCell<VerifyDocument>>,
     task: Option<AbortOnDrop<()>>,
 }
 
-impl Verify {
+impl VerifyTask {
     pub(super) fn begin(
         mirror: Mirror,
         leg: usize,
         peer: String,
         repair: bool,
         bytes_per_second: Option<u64>,
-    ) -> Verify {
+    ) -> VerifyTask {
         let document = Rc::new(RefCell::new(VerifyDocument {
             peer,
             running: true,
@@ -44,7 +44,7 @@ impl Verify {
             let (found, error) = (document.differing_bytes, &document.error);
             tracing::info!(peer = document.peer, differing_bytes = found, ?error, "verify ended");
         };
-        Verify { document, task: Some(spawn(work).abort_on_drop()) }
+        VerifyTask { document, task: Some(spawn(work).abort_on_drop()) }
     }
 
     pub(super) fn document(&self) -> VerifyDocument {

@@ -41,7 +41,7 @@ use serde_json::Value;
 use crate::http::{Call, HandlerAnswer, Problem, Router, openapi};
 use crate::serve::Server;
 use document::{BufferMemoryDocument, IoEngineName, Resource, ServerDocument};
-use mirror_verify::Verify;
+use mirror_verify::VerifyTask;
 
 pub(crate) use listen::{ApiServer, start};
 pub use users::{check_users, hash_line};
@@ -54,7 +54,7 @@ struct Api {
     server: Rc<Server>,
     reload_config: ReloadConfig,
     /// By volume index: the running verify, or the last one.
-    verifies: RefCell<BTreeMap<usize, Verify>>,
+    verifies: RefCell<BTreeMap<usize, VerifyTask>>,
 }
 
 /// A route's handler with the state that it works on.

@@ -210,6 +210,10 @@ pub struct UnservedDocument {
     pub name: String,
     /// Why.
     pub reason: String,
+    /// Bytes that a volume durably has of its snapshot whose receive has not ended: an offset for
+    /// `volume send --resume`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
 }
 
 /// Place of a volume in a pool.
@@ -317,7 +321,8 @@ pub struct SnapshotDocument {
 pub struct ReceiveDocument {
     /// Name of the volume.
     pub name: String,
-    /// Offset of the next frame.
+    /// Offset up to which it has the snapshot. The next frame begins there or, in a stream that
+    /// continues, earlier.
     pub position_bytes: u64,
     /// Size of the volume.
     pub size_bytes: u64,

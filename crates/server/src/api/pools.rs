@@ -326,10 +326,15 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
             return PoolDocument { state, reason, next: Some(next), ..base };
         }
     };
-    let unserved = slot
-        .unserved
-        .iter()
-        .map(|(name, reason)| UnservedDocument { name: name.clone(), reason: reason.clone() });
+    let received = |name: &str| match &slot.state {
+        PoolState::Open(pool) => server.pools.received_bytes(pool, name),
+        PoolState::Changing { .. } | PoolState::Closed { .. } => None,
+    };
+    let unserved = slot.unserved.iter().map(|(name, reason)| UnservedDocument {
+        name: name.clone(),
+        reason: reason.clone(),
+        received_bytes: received(name),
+    });
     let of_pool =
         |volume: &&Rc<ServedVolume>| volume.pool.as_ref().is_some_and(|place| place.pool == name);
     let mut volumes: Vec<String> =
@@ -361,7 +366,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         checkpoints: status.checkpoints,
         cleaned_segments: status.cleaned_segments,
         copied_bytes: status.copied_blocks * flagstone_pool::limits::BLOCK_BYTES as u64,
-        next: next(name, &status, slot)
+        next: next(server, name, &status, slot)
             .or_else(|| removal_advice(name, removal.as_ref()))
             .or_else(|| scrub_advice(name, scrub.as_ref())),
         removal,
@@ -371,7 +376,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
 }
 
 /// Advice about an open pool.
-fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
+fn next(server: &Server, name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
     if status.failed.is_some() {
         return Some(format!("check its devices, then run flagstone pool reopen {name}"));
     }
@@ -389,11 +394,14 @@ fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
              set-log {name} --none"
         ));
     }
-    if let Some((volume, _)) = slot.unserved.first_key_value() {
+    let is_received = |volume: &&String| server.pools.received_bytes(pool, volume).is_some();
+    if let Some(volume) = slot.unserved.keys().find(|volume| !is_received(volume)) {
         return Some(format!("correct the settings: flagstone volume set {volume}"));
     }
     match Fullness::of(status).0 {
-        0 => None,
+        0 => slot.unserved.keys().find(is_received).map(|volume| {
+            format!("receive the stream of volume {volume} again, or run flagstone volume delete {volume}")
+        }),
         100 => {
             Some("new writes fail: delete volumes, or discard data (fstrim) on hosts".to_owned())
         }

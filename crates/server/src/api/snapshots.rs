@@ -48,7 +48,9 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
                        what differs from that snapshot.";
     router.get("/v1/snapshots/{name}/stream", description, on(api, Api::send_part));
     let description = "Receives frames of a stream, for a new volume in `pool`, or with `force` \
-                       although hosts are attached or changes are discarded.";
+                       although hosts are attached, or changes or a part of another stream are \
+                       discarded. After the first frame, frames before `position_bytes` may be \
+                       left out.";
     router.post("/v1/volumes/{name}/receive", description, on(api, Api::receive_part));
     let description = "Takes or deletes a snapshot, or rolls a volume back to it, or previews the \
                        outcome.";

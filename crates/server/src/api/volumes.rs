@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_blockdev::stats::{Call as IoCall, CallTotals, Totals};
+use flagstone_blockdev::stats::{CallKind as IoCall, CallTotals, Totals};
 use flagstone_config::limits::MAX_SUGGESTED_NAMES;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::{Backing, Subsystem};

@@ -32,7 +32,7 @@ use crate::http::limits::{
 };
 use crate::http::problem::{Problem, RefusalReason};
 use crate::http::response::{last_bytes, with};
-use crate::http::server::ServerOptions;
+use crate::http::server::HttpOptions;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -46,7 +46,7 @@ enum Phase {
 
 /// The time limits of a connection, shared by its stream and its service.
 pub(crate) struct Clock {
-    options: ServerOptions,
+    options: HttpOptions,
     phase: Cell<Phase>,
     /// When the peer last sent or accepted bytes.
     progress: Cell<Instant>,
@@ -55,7 +55,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    pub(crate) fn new(options: ServerOptions) -> Clock {
+    pub(crate) fn new(options: HttpOptions) -> Clock {
         let now = Instant::now();
         let until = now + options.idle_timeout.min(options.request_timeout);
         let phase = Phase::Idle { until }.into();
@@ -109,7 +109,8 @@ impl Clock {
         }
     }
 
-    /// When the connection ends unless something happens, and whether 408 says so.
+    /// Time at which the connection is closed unless it makes progress, and whether 408 is sent
+    /// first.
     fn deadline(&self) -> Option<(Instant, bool)> {
         match (self.stalled_until.get(), self.phase.get()) {
             (Some(until), _) | (None, Phase::Idle { until }) => Some((until, false)),
@@ -279,7 +280,7 @@ mod tests {
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the API's thread is outside of the runtime")]
     fn phases_follow_bytes_and_handlers() {
-        let clock = Clock::new(ServerOptions::default());
+        let clock = Clock::new(HttpOptions::default());
         let is_reported = |clock: &Clock| clock.deadline().map(|(_, is_reported)| is_reported);
         assert_eq!(is_reported(&clock), Some(false));
         assert!(clock.quiet_since().is_some());

@@ -11,7 +11,7 @@ use tokio::task::LocalSet;
 use crate::http::access::AccessClaim;
 use crate::http::connection::{Clock, serve_connection};
 use crate::http::router::Router;
-use crate::http::server::ServerOptions;
+use crate::http::server::HttpOptions;
 use crate::http::service::{RoutedCall, service};
 
 const PIPE_BYTES: usize = 64 << 10;
@@ -28,7 +28,7 @@ pub fn converse(router: &Rc<Router>, input: &[u8]) -> Vec<u8> {
     let tasks = LocalSet::new();
     let user = PeerUser { user_id: 0, group_id: 0, process_id: Some(1) };
     let claim = AccessClaim::Local(Some(user));
-    let clock = Rc::new(Clock::new(ServerOptions::default()));
+    let clock = Rc::new(Clock::new(HttpOptions::default()));
     tasks.spawn_local(serve_connection(far, "test".into(), claim, service, clock, |_| {}));
     let router = router.clone();
     tasks.spawn_local(async move {

@@ -37,8 +37,8 @@ pub const MAX_PEER_CONNECTIONS: usize = 16;
 /// From the first byte of a request to its last; also from the connection to its first byte.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two TLS handshakes, each of which takes about a millisecond of CPU: a flood takes a
-/// twentieth of a CPU. All connections of a listener wait for 1.3 s at most.
+/// Shortest time between two TLS handshakes. One takes about a millisecond of CPU, so a flood takes
+/// a twentieth of a CPU. With [`MAX_CONNECTIONS`] waiting, the last waits for 1.3 s.
 pub const HANDSHAKE_PERIOD: Duration = Duration::from_millis(20);
 
 /// Largest file of certificates or keys, in bytes. The authorities of a distribution take 230 KB.

@@ -43,4 +43,4 @@ pub use metrics::Exposition;
 pub use problem::Problem;
 pub use response::Response;
 pub use router::{Call, HandlerAnswer, RouteInfo, Router};
-pub use server::{HttpServer, ServerOptions, Site};
+pub use server::{HttpOptions, HttpServer, Site};

@@ -47,7 +47,7 @@ use crate::http::limits;
 
 /// Limits of a listener that tests lower.
 #[derive(Clone, Copy, Debug)]
-pub struct ServerOptions {
+pub struct HttpOptions {
     /// Connections at a time.
     pub max_connections: usize,
     /// The same for each IP address.
@@ -58,9 +58,9 @@ pub struct ServerOptions {
     pub idle_timeout: Duration,
 }
 
-impl Default for ServerOptions {
-    fn default() -> ServerOptions {
-        ServerOptions {
+impl Default for HttpOptions {
+    fn default() -> HttpOptions {
+        HttpOptions {
             max_connections: MAX_CONNECTIONS,
             max_peer_connections: MAX_PEER_CONNECTIONS,
             request_timeout: REQUEST_TIMEOUT,
@@ -93,7 +93,7 @@ impl HttpServer {
     ///
     /// # Errors
     /// The system's: out of threads or file descriptors.
-    pub fn start(sites: Vec<Site>, options: ServerOptions) -> io::Result<HttpServer> {
+    pub fn start(sites: Vec<Site>, options: HttpOptions) -> io::Result<HttpServer> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let mut accepting = Vec::new();
         let mut handling = Vec::new();
@@ -165,9 +165,9 @@ enum Socket {
     Tcp(TcpListener),
 }
 
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin {}
+pub(crate) trait HttpStream: AsyncRead + AsyncWrite + Unpin {}
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+impl<S: AsyncRead + AsyncWrite + Unpin> HttpStream for S {}
 
 impl Socket {
     /// Takes over a listener of the data path's runtime, which has created its socket.
@@ -211,7 +211,7 @@ impl Socket {
 
 /// A connection that was accepted.
 struct Accepted {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn HttpStream>,
     /// Its peer, for the log.
     peer: Arc<str>,
     address: Option<IpAddr>,
@@ -222,7 +222,7 @@ async fn accept(
     socket: Socket,
     access: ListenerAccess,
     service: axum::Router,
-    options: ServerOptions,
+    options: HttpOptions,
     refused: mpsc::Sender<QueuedRefusal>,
 ) {
     let places: Rc<RefCell<OpenConnections>> = Rc::default();
@@ -271,12 +271,12 @@ async fn accept(
 
 /// Makes the claim of a connection, after the TLS handshake where there is one.
 async fn establish(
-    stream: Box<dyn Stream>,
+    stream: Box<dyn HttpStream>,
     access: &ListenerAccess,
     address: Option<IpAddr>,
     user: Option<PeerUser>,
-    options: ServerOptions,
-) -> Result<(Box<dyn Stream>, AccessClaim), String> {
+    options: HttpOptions,
+) -> Result<(Box<dyn HttpStream>, AccessClaim), String> {
     let users = match access {
         ListenerAccess::Local => return Ok((stream, AccessClaim::Local(user))),
         ListenerAccess::Open => return Ok((stream, AccessClaim::Anyone)),
@@ -334,7 +334,7 @@ enum Room {
 }
 
 impl OpenConnections {
-    fn room(&self, address: Option<IpAddr>, options: ServerOptions) -> Room {
+    fn room(&self, address: Option<IpAddr>, options: HttpOptions) -> Room {
         let open = self.0.iter().map(|(id, place)| (*id, place.address, place.clock.quiet_since()));
         room(&open.collect::<Vec<_>>(), address, options)
     }
@@ -351,7 +351,7 @@ impl OpenConnections {
 fn room(
     open: &[(u64, Option<IpAddr>, Option<Instant>)],
     address: Option<IpAddr>,
-    options: ServerOptions,
+    options: HttpOptions,
 ) -> Room {
     let count = |peer: Option<IpAddr>| open.iter().filter(|(_, other, _)| *other == peer).count();
     let is_full = address.is_some() && count(address) >= options.max_peer_connections;
@@ -368,7 +368,7 @@ fn room(
 const BUSY: &str = "Too many connections";
 
 /// Answers a connection beyond the limits. The few bytes fit into the buffer of its socket.
-async fn refuse_connection(mut stream: Box<dyn Stream>) {
+async fn refuse_connection(mut stream: Box<dyn HttpStream>) {
     let detail = "all connections have requests in progress";
     let problem = Problem::new(503, "busy", BUSY, detail);
     let bytes = last_bytes(problem.response());
@@ -385,7 +385,7 @@ mod tests {
         let now = Instant::now();
         let ago = |seconds| Some(now.checked_sub(Duration::from_secs(seconds)).unwrap());
         let options =
-            ServerOptions { max_connections: 4, max_peer_connections: 3, ..Default::default() };
+            HttpOptions { max_connections: 4, max_peer_connections: 3, ..Default::default() };
         let mut open =
             vec![(0, address(1), ago(9)), (1, address(2), ago(1)), (2, address(2), ago(5))];
         assert_eq!(room(&open, address(2), options), Room::Free);

@@ -10,8 +10,9 @@ use flagstone_mirror::wire::peer::ReplicaIdentity;
 
 use super::MirroredVolume;
 use super::granularity::{other_granularity, shape, too_fine, with_bits};
+use super::grow::Changing;
 use super::open::MirrorFailure;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Created {
@@ -115,8 +116,8 @@ impl MirroredVolume {
         if role == ReplicaRole::Target && room < shape.usable_bytes {
             return refuse(format!(
                 "the volume has {}, and this device has space for {}: use a larger device",
-                size_text(shape.usable_bytes),
-                size_text(room)
+                exact_size(shape.usable_bytes),
+                exact_size(room)
             ));
         }
         let usable_bytes = room.min(shape.usable_bytes);
@@ -243,7 +244,11 @@ impl MirroredVolume {
     }
 
     /// Deletes the replica's metadata, unless a device cannot be written; its data stays.
-    pub(crate) async fn delete(&self, force: bool, dry_run: bool) -> Result<(), CreateError> {
+    pub(crate) async fn delete(
+        self: &Rc<Self>,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<(), CreateError> {
         // Not while it is being reopened.
         let _create_lock = self.create_lock.acquire(1).await;
         let Some(mirror) = self.mirror() else {
@@ -252,6 +257,9 @@ impl MirroredVolume {
         if self.growing.get() {
             return refuse("the volume is growing: repeat the command later");
         }
+        // The source of a target may ask it to grow at any moment. The mirror that replaces this
+        // one would not be deleted.
+        let _changing = Changing::new(self);
         if mirror.is_serving() && !force {
             return refuse(
                 "it serves hosts: first move the volume to the peer (flagstone mirror switchover), or \

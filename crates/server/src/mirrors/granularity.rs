@@ -14,7 +14,7 @@ use flagstone_config as config;
 use flagstone_units::format_size;
 
 /// Geometry of a new replica, coarser than configured if the format requires it.
-pub(super) fn shape(mirror: &config::Mirror, device_bytes: u64) -> ReplicaGeometry {
+pub(super) fn shape(mirror: &config::MirrorConfig, device_bytes: u64) -> ReplicaGeometry {
     let usual = ReplicaGeometry::for_size(device_bytes).bit_bytes;
     let mut bit_bytes = mirror.granularity_bytes;
     if usual > BIT_DEFAULT_BYTES {
@@ -29,7 +29,7 @@ pub(super) fn shape(mirror: &config::Mirror, device_bytes: u64) -> ReplicaGeomet
 
 /// The same with the given granularity: a target uses its source's.
 pub(super) fn with_bits(
-    mirror: &config::Mirror,
+    mirror: &config::MirrorConfig,
     bit_bytes: u32,
     device_bytes: u64,
 ) -> ReplicaGeometry {
@@ -47,7 +47,7 @@ pub(super) fn with_bits(
 /// Refusal of a configured granularity that is finer than possible. The default is never refused.
 pub(super) fn too_fine(
     name: &str,
-    mirror: &config::Mirror,
+    mirror: &config::MirrorConfig,
     shape: &ReplicaGeometry,
 ) -> Option<String> {
     let asked = mirror.granularity_bytes;
@@ -64,7 +64,7 @@ pub(super) fn too_fine(
 /// Advice about a target whose granularity, and so log size, differs from its source's.
 pub(super) fn other_granularity(
     name: &str,
-    mirror: &config::Mirror,
+    mirror: &config::MirrorConfig,
     shape: &ReplicaGeometry,
 ) -> Option<String> {
     let own = self::shape(mirror, shape.usable_bytes).bit_bytes;
@@ -88,7 +88,7 @@ mod tests {
 
     const TIB: u64 = 1 << 40;
 
-    fn mirror(granularity: &str) -> config::Mirror {
+    fn mirror(granularity: &str) -> config::MirrorConfig {
         let text = format!(
             "[server]\nnode = \"a\"\n[peer.b]\naddress = \"host\"\ninsecure = true\n[volume.db]\n\
              mirror = {{ peer = \"b\"{granularity} }}\ndevice = \"memory:16MiB\"\n"

@@ -19,7 +19,7 @@ use super::create::{failed, refuse};
 use super::{CreateError, MirroredVolume};
 use crate::limits::GROW_TIMEOUT;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 /// Unit of replica sizes, in bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -29,6 +29,23 @@ pub(super) enum Replacement {
     /// Size of the volume, in bytes.
     Size(u64),
     Peers(PeerChange),
+}
+
+/// A change for which the mirror is replaced or deleted. Others are refused until it is dropped.
+pub(super) struct Changing(Rc<MirroredVolume>);
+
+impl Changing {
+    /// The caller has checked that no other change is in progress.
+    pub(super) fn new(volume: &Rc<MirroredVolume>) -> Changing {
+        volume.growing.set(true);
+        Changing(volume.clone())
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.growing.set(false);
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +93,7 @@ impl MirroredVolume {
         if let Some(bytes) = self.growing_to.get() {
             return refuse(format!(
                 "`{name}` is already growing to {}: the new space is being zeroed on all nodes",
-                size_text(bytes)
+                exact_size(bytes)
             ));
         }
         let mut grown = self.largest(&mirror).await?;
@@ -85,7 +102,7 @@ impl MirroredVolume {
         if to_bytes < from_bytes {
             return refuse(format!(
                 "`{name}` has {}, and a mirrored volume does not shrink: data would be lost",
-                size_text(from_bytes)
+                exact_size(from_bytes)
             ));
         }
         if !to_bytes.is_multiple_of(PAGE_BYTES) {
@@ -95,7 +112,7 @@ impl MirroredVolume {
             return refuse(format!(
                 "{} has space for just {}: first enlarge its device",
                 grown.smallest,
-                size_text(room_bytes)
+                exact_size(room_bytes)
             ));
         }
         grown.to_bytes = to_bytes;
@@ -229,9 +246,9 @@ impl MirroredVolume {
         }
         Err(format!(
             "the device of the write-intent log has {}, and a volume of {} needs {}: enlarge it",
-            size_text(has),
-            size_text(shape.usable_bytes),
-            size_text(needed)
+            exact_size(has),
+            exact_size(shape.usable_bytes),
+            exact_size(needed)
         ))
     }
 

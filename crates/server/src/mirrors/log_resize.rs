@@ -22,7 +22,7 @@ use flagstone_mirror::ondisk::{FormatError, newest};
 
 use super::MirroredVolume;
 use super::open::log_on;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 #[derive(Debug, PartialEq, Eq)]
 enum LogFileContents {
@@ -97,8 +97,8 @@ impl MirroredVolume {
                  A device without the replica's log makes everything be compared or copied",
                 log_on(spec),
                 self.name,
-                size_text(has),
-                size_text(needed)
+                exact_size(has),
+                exact_size(needed)
             )
         })
     }

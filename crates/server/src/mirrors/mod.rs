@@ -21,10 +21,10 @@ mod move_log;
 mod open;
 mod overwrite_check;
 mod peers;
+mod remnants;
 mod reopen;
 #[cfg(test)]
 mod tests;
-mod traces;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ use crate::subsystems::namespace_of;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{HostPort, UriHost};
-use flagstone_config::{self as config, Config, Peer};
+use flagstone_config::{self as config, Config, Peer, PeerTls};
 use flagstone_stack::{OpenError, keys};
 
 pub(crate) use create::{CreateError, block_size_mismatch};
@@ -113,7 +113,7 @@ pub(crate) struct MirroredVolume {
     pub(crate) volume: usize,
     pub(crate) node: String,
     pub(crate) name: String,
-    config: config::Mirror,
+    config: config::MirrorConfig,
     /// All peers of the configuration, of this volume and of others.
     configured: Vec<Peer>,
     /// A fencing command of this volume runs, by the operator's order or before a takeover.
@@ -158,7 +158,7 @@ pub(crate) struct MirroredVolume {
     reopens: Cell<u64>,
     /// The devices' contents are unverified when they are opened next.
     unverified: Cell<bool>,
-    /// The mirror is being replaced by one of another size.
+    /// The mirror is being replaced or deleted: see [`Changing`](self::grow::Changing).
     growing: Cell<bool>,
     /// Announces the paths of a peer that was added.
     announcing: RefCell<Option<AbortOnDrop<()>>>,
@@ -220,9 +220,9 @@ impl MirroredVolume {
         let layout = layout.ok_or_else(|| {
             failed("its device is too small to have the mirror's own structures beside data".into())
         })?;
-        let volume_tag = traces::volume_tag(&replica_nqn);
+        let volume_tag = remnants::volume_tag(&replica_nqn);
         let found = read_superblock(&leg).await.ok();
-        let found = found.filter(|found| traces::is_own(found, volume_tag));
+        let found = found.filter(|found| remnants::is_own(found, volume_tag));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.geometry.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
         let reopenable = ReopenableDevice::new(leg);
@@ -487,7 +487,7 @@ impl MirroredVolume {
             allow_hosts.push(host);
             keys.extend(self.keys_of(&peer.name)?.map(|pair| (host, pair)));
             if let Some(ring) = self.tls_of(&peer.name)? {
-                tls.insert(host, HostTls { keys: ring, required: !peer.tls_optional });
+                tls.insert(host, HostTls { keys: ring, required: peer.tls == PeerTls::Required });
             }
         }
         let peers: Vec<_> =
@@ -582,7 +582,7 @@ impl MirroredVolume {
             keys: self.keys_of(&peer.name)?,
             tls: self
                 .tls_of(&peer.name)?
-                .map(|keys| RemoteTls { keys, allow_plain: peer.tls_optional }),
+                .map(|keys| RemoteTls { keys, allow_plain: peer.tls == PeerTls::Allowed }),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,
@@ -648,27 +648,38 @@ impl MirroredVolume {
         })
     }
 
-    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards. If
-    /// not, returns for each peer what it lacks.
-    pub(crate) async fn end(&self) -> Vec<String> {
-        let Some(mirror) = self.mirror() else { return Vec::new() };
+    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards.
+    pub(crate) async fn end(&self) -> MirrorEnd {
+        let Some(mirror) = self.mirror() else { return MirrorEnd::default() };
         if self.has_ended() {
             // Stops the attempts to reopen the replica.
             self.watch.borrow_mut().take();
-            return Vec::new();
+            return MirrorEnd::default();
         }
-        let undelivered = mirror.stop().await.unwrap_or_else(|error| {
-            tracing::error!(volume = self.name, "the mirror did not stop cleanly: {error}");
-            Vec::new()
-        });
+        let (undelivered, failure) = match mirror.stop_with_group().await {
+            Ok(undelivered) => (undelivered, None),
+            Err(error) => {
+                tracing::error!(volume = self.name, "the mirror did not stop cleanly: {error}");
+                (Vec::new(), Some(format!("volume `{}`: {error}", self.name)))
+            }
+        };
         mirror.close();
         let peers = self.peers();
         let lacks = |Undelivered { leg, writes, bytes }: Undelivered| {
             let (volume, peer) = (&self.name, &peers[leg]);
             format!("{peer} lacks {writes} acknowledged writes of volume `{volume}` ({bytes} B)")
         };
-        undelivered.into_iter().map(lacks).collect()
+        MirrorEnd { undelivered: undelivered.into_iter().map(lacks).collect(), failure }
     }
+}
+
+/// Outcome of an orderly stop of a mirrored volume.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct MirrorEnd {
+    /// What each peer lacks, in words.
+    pub(crate) undelivered: Vec<String>,
+    /// Why the replica was not flushed and put away.
+    pub(crate) failure: Option<String>,
 }
 
 /// Both nodes prove the same key to each other.

@@ -12,14 +12,15 @@ use flagstone_mirror::Mirror;
 use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout};
 use flagstone_mirror::ondisk::superblock::Superblock;
-use flagstone_runtime::spawn;
+use flagstone_runtime::{spawn, time};
 
 use super::create::{failed, refuse};
 use super::open::{create_log_file, open_log_spec};
-use super::overwrite_check::destination_in_use;
+use super::overwrite_check::{data_under_log, would_overwrite};
 use super::{CreateError, MirroredVolume};
+use crate::limits::OPEN_TIMEOUT;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 /// The log's place on the data device, in messages and in the superblock.
 const ON_DATA_DEVICE: &str = "the data device";
@@ -127,6 +128,9 @@ impl MirroredVolume {
         dry_run: bool,
     ) -> Result<(), CreateError> {
         let device = log.clone().map(|log| -> SharedDevice { log });
+        if let (Some(spec), Some(device)) = (spec, &device) {
+            check_destination(spec, device).await?;
+        }
         let moved = match dry_run {
             true => mirror.check_log_destination(device.as_ref()).await,
             false => mirror.move_log(device.clone(), &place_name(spec)).await,
@@ -194,6 +198,16 @@ impl MirroredVolume {
     }
 }
 
+/// Refuses a device with data, by the survey of all commands that overwrite something.
+async fn check_destination(spec: &DeviceSpec, device: &SharedDevice) -> Result<(), CreateError> {
+    match time::timeout(OPEN_TIMEOUT, data_under_log(device)).await {
+        Ok(Ok(None)) => Ok(()),
+        Ok(Ok(Some(what))) => refuse(would_overwrite(spec, &what)),
+        Ok(Err(error)) => Err(failed(format!("{spec} cannot be read: {error}"))),
+        Err(_) => Err(failed(format!("{spec} does not answer"))),
+    }
+}
+
 /// Enlarges a file that is too small for the log.
 fn enlarge_file(
     spec: &DeviceSpec,
@@ -214,8 +228,8 @@ fn enlarge_file(
         }
         _ => refuse(format!(
             "{spec} has {}, and the write-intent log needs {}",
-            size_text(has),
-            size_text(needed)
+            exact_size(has),
+            exact_size(needed)
         )),
     }
 }
@@ -235,8 +249,10 @@ async fn refuse_move(
             "{error}: the log of `{name}` stays where it was, and {place} may be used again when its \
              writes have ended"
         ))),
+        // It has been written to since the survey.
         (ReplicaError::LogDeviceInUse, Some(spec), Some(device)) => {
-            refuse(destination_in_use(spec, device).await)
+            check_destination(spec, device).await?;
+            refuse(format!("the log of `{name}` cannot be moved to {place}: {error}"))
         }
         _ => refuse(format!("the log of `{name}` cannot be moved to {place}: {error}")),
     }

@@ -67,13 +67,13 @@ impl From<RoleError> for MirrorFailure {
 }
 
 /// The device of a mirror's log, if it is remote.
-pub(crate) fn remote_log(mirror: &config::Mirror) -> Option<&DeviceSpec> {
+pub(crate) fn remote_log(mirror: &config::MirrorConfig) -> Option<&DeviceSpec> {
     mirror.intent_log.as_ref().filter(|spec| spec.is_remote())
 }
 
 /// Connects to a remote log device in advance.
 pub(crate) async fn connect_log(
-    mirror: &config::Mirror,
+    mirror: &config::MirrorConfig,
 ) -> Result<Option<SharedDevice>, OpenError> {
     let Some(spec) = remote_log(mirror) else { return Ok(None) };
     Ok(Some(open_log_spec(spec).await?))

@@ -15,7 +15,7 @@ use flagstone_config::device_spec::DeviceSpec;
 impl MirroredVolume {
     pub(super) async fn check_device_empty(&self) -> Result<(), CreateError> {
         let found = flagstone_stack::find_data(&self.leg).await.map_err(failed)?;
-        let Some(what) = found else { return Ok(()) };
+        let Some(what) = found.found() else { return Ok(()) };
         refuse(format!(
             "the device of volume `{}` is not empty, and would be overwritten: {what}; if it is not needed, \
              use --destroy-data",
@@ -53,11 +53,9 @@ impl MirroredVolume {
             None => self.open_log(shape).await?,
         };
         let Some(log) = log else { return Ok(()) };
-        let (begin, size_bytes) = beginning(&log).await.map_err(failed)?;
+        let found = data_under_log(&log).await.map_err(failed)?;
         drop(log);
-        let Some(what) = contents(&begin, size_bytes).filter(|_| !may_become_log(&begin)) else {
-            return Ok(());
-        };
+        let Some(what) = found else { return Ok(()) };
         refuse(format!(
             "{}, or give `intent_log` another device and start this server again",
             would_overwrite(spec, &what)
@@ -83,23 +81,27 @@ impl MirroredVolume {
     }
 }
 
+/// Data that a log on this device would overwrite; `None` for an empty device, and for one that
+/// has a log. The log's own check reads the first MiB only, which is zero on many disks with data.
+pub(super) async fn data_under_log(device: &SharedDevice) -> Result<Option<String>, IoError> {
+    let (begin, size_bytes) = beginning(device).await?;
+    match begin.iter().any(|byte| *byte != 0) {
+        true if may_become_log(&begin) => Ok(None),
+        true => Ok(Some(contents(&begin, size_bytes).unwrap_or_default())),
+        false => flagstone_stack::find_data(device).await.map(flagstone_stack::DataSearch::found),
+    }
+}
+
 /// Advice about a device that is to receive a log and holds `what`.
-fn would_overwrite(spec: &DeviceSpec, what: &str) -> String {
-    let wipe = wipe_hint(spec);
+pub(super) fn would_overwrite(spec: &DeviceSpec, what: &str) -> String {
+    let wipe = match spec {
+        DeviceSpec::Path(path) if path.is_file() => "remove it",
+        _ => "write zeroes over all of it (blkdiscard --zeroout)",
+    };
     format!(
         "the write-intent log on {spec} would overwrite what is there, which is no log: {what}; if it is \
          not needed, {wipe}"
     )
-}
-
-/// The same for a device to which a log is to be moved.
-pub(super) async fn destination_in_use(spec: &DeviceSpec, device: &SharedDevice) -> String {
-    match beginning(device).await {
-        Ok((begin, size_bytes)) => {
-            would_overwrite(spec, &contents(&begin, size_bytes).unwrap_or_default())
-        }
-        Err(error) => format!("{spec} cannot be read: {error}"),
-    }
 }
 
 fn wipe_hint(spec: &DeviceSpec) -> &'static str {

@@ -22,7 +22,7 @@ use flagstone_nvme::Nqn;
 use flagstone_runtime::spawn;
 
 use super::create::{failed, refuse};
-use super::grow::Replacement;
+use super::grow::{Changing, Replacement};
 use super::{
     CreateError, MirrorFailure, MirroredVolume, announce, host_name, ports_of, resolve, share_among,
 };
@@ -118,6 +118,24 @@ impl MirroredVolume {
         Ok(())
     }
 
+    /// Refuses a change of the mirror while another is in progress.
+    fn check_unchanging(&self) -> Result<(), CreateError> {
+        let moves_log = self.moving_log.get() || self.log_moves.borrow().are_running();
+        match self.growing.get() || self.growing_to.get().is_some() || moves_log {
+            true => {
+                let name = &self.name;
+                refuse(format!("`{name}` is being changed: repeat the command after that"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Begins a change of the peers, unless another change has begun since the order was checked.
+    fn begin_change(self: &Rc<Self>) -> Result<Changing, CreateError> {
+        self.check_unchanging()?;
+        Ok(Changing::new(self))
+    }
+
     /// The mirror, if its peers may change now.
     fn changeable(&self) -> Result<Mirror, CreateError> {
         let name = &self.name;
@@ -126,10 +144,7 @@ impl MirroredVolume {
                 "the replica of `{name}` is not open on this node: see `flagstone mirror status {name}`"
             ));
         };
-        let moves_log = self.moving_log.get() || self.log_moves.borrow().are_running();
-        if self.growing.get() || self.growing_to.get().is_some() || moves_log {
-            return refuse(format!("`{name}` is being changed: repeat the command after that"));
-        }
+        self.check_unchanging()?;
         if let Some(group) = &self.config.group {
             return refuse(format!(
                 "`{name}` belongs to group {group}, whose volumes have one peer, the same one: change the \
@@ -222,7 +237,8 @@ impl MirroredVolume {
         }
         let change = MemberChange::Added(peer.address.to_string());
         if !dry_run {
-            self.change_peers(&mirror, legs, name, change).await?;
+            let changing = self.begin_change()?;
+            self.change_peers(&mirror, changing, legs, (name, change)).await?;
             let nodes = self.configured.iter().map(|peer| peer.name.as_str());
             let share = share_among(nodes.chain([self.node.as_str()]), name);
             let ports = ports_of(self.nqn, &peer, share).collect();
@@ -343,12 +359,15 @@ impl MirroredVolume {
         self.check_records(&mirror, &legs)?;
         let (mut reported, desired) = (String::new(), mirror.desired_state(leg));
         if !dry_run {
+            // Before the peer learns that it was removed.
+            let changing = self.begin_change()?;
             if serving {
                 // Host writes that wait for a lost peer (`on_peer_loss = "block"`) continue.
                 mirror.set_desired_state(leg, DesiredState::Paused).await.map_err(failed)?;
                 reported = self.report_removal(&mirror, &links[leg]).await;
             }
-            let changed = self.change_peers(&mirror, legs, name, MemberChange::Removed).await;
+            let change = (name, MemberChange::Removed);
+            let changed = self.change_peers(&mirror, changing, legs, change).await;
             if let (Err(_), Some(mirror), true) = (&changed, self.mirror(), serving) {
                 // It continues as before. If not even that can be recorded, status shows it.
                 let _ = mirror.set_desired_state(leg, desired).await;
@@ -415,23 +434,17 @@ impl MirroredVolume {
     async fn change_peers(
         self: &Rc<Self>,
         mirror: &Mirror,
+        changing: Changing,
         legs: Vec<Option<usize>>,
-        name: &str,
-        change: MemberChange,
+        (name, change): (&str, MemberChange),
     ) -> Result<(), CreateError> {
-        if self.growing.replace(true) {
-            return refuse(format!(
-                "`{}` is being changed: repeat the command after that",
-                self.name
-            ));
-        }
         let members = mirror.members();
         let members = changed_members(&members, &self.configured_peers(), name, change);
         let (this, mirror) = (self.clone(), mirror.clone());
         let task = spawn(async move {
             let change = Replacement::Peers(PeerChange { legs, members });
             let replaced = this.replace_mirror(&mirror, change).await;
-            this.growing.set(false);
+            drop(changing);
             replaced.and_then(|(changed, _)| changed)
         });
         let changed = task.await.unwrap_or_else(|_| Err("the server is stopping".to_owned()));

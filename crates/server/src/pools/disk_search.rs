@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::rc::Rc;
@@ -54,6 +55,26 @@ pub(super) struct DiskCopy {
     pub(super) path: String,
     /// Update of the copy's superblock.
     pub(super) update: u64,
+    /// Another copy with the same update and other contents: both have been written to since one
+    /// was copied, so neither is newer.
+    pub(super) rival: Option<String>,
+}
+
+/// A copy, and what it says about the pool.
+struct FoundCopy {
+    path: String,
+    /// Without the position of the device, in which copies of one pool differ.
+    superblock: Superblock,
+}
+
+/// The newest of these copies.
+fn newest(copies: &[FoundCopy]) -> Option<DiskCopy> {
+    let update = copies.iter().map(|copy| copy.superblock.update).max()?;
+    let mut newest = copies.iter().filter(|copy| copy.superblock.update == update);
+    let first = newest.next()?;
+    let rival = newest.find(|copy| copy.superblock != first.superblock);
+    let rival = rival.map(|copy| copy.path.clone());
+    Some(DiskCopy { path: first.path.clone(), update, rival })
 }
 
 /// Disks that were not read, with the reasons.
@@ -92,13 +113,21 @@ impl DiskSearch {
                 // replace it.
                 && superblock.update + 1 >= sought.update
         };
+        let log = Arc::<Mutex<Option<String>>>::default();
+        let found = log.clone();
         let visit = move |path: &str, superblocks: &[Superblock]| {
-            superblocks.iter().any(is_sought).then(|| path.to_owned())
+            if !superblocks.iter().any(is_sought) {
+                return ControlFlow::Continue(());
+            }
+            *found.lock() = Some(path.to_owned());
+            ControlFlow::Break(())
         };
-        self.search(self.timeout, BTreeSet::new(), visit).await
+        let searched = self.search(self.timeout, BTreeSet::new(), visit).await;
+        let found = log.lock().take();
+        if found.is_some() { Ok(found) } else { searched.map(|()| None) }
     }
 
-    /// A disk outside of `own` that is also a device of this pool, and not older.
+    /// The newest disk outside of `own` that is also a device of this pool, and not older.
     ///
     /// # Errors
     /// Disks that were not read, if no other disk is a copy.
@@ -109,30 +138,40 @@ impl DiskSearch {
     ) -> Result<Option<DiskCopy>, Silent> {
         let (root, own) = (self.root.clone(), own.to_owned());
         let same = spawn_blocking("search", move || same_disks(&root, &own)).await;
+        let copies = Arc::<Mutex<Vec<FoundCopy>>>::default();
+        let found = copies.clone();
         let visit = move |path: &str, superblocks: &[Superblock]| {
             let is_copy = |superblock: &&Superblock| {
                 superblock.pool == pool.identity.id
                     && pool.devices.contains(&superblock.device_id())
             };
-            let update = superblocks.iter().filter(is_copy).map(|own| own.update).max()?;
-            let matters = update >= pool.identity.update && !path.starts_with(LOOP);
-            matters.then(|| DiskCopy { path: path.to_owned(), update })
+            let newest = superblocks.iter().filter(is_copy).max_by_key(|own| own.update);
+            if let Some(own) = newest.filter(|own| own.update >= pool.identity.update)
+                && !path.starts_with(LOOP)
+            {
+                let superblock = Superblock { device: 0, ..own.clone() };
+                found.lock().push(FoundCopy { path: path.to_owned(), superblock });
+            }
+            ControlFlow::Continue(())
         };
         let timeout = self.timeout.min(COPY_SEARCH_MAX);
-        self.search(timeout, same.unwrap_or_default(), visit).await
+        let searched = self.search(timeout, same.unwrap_or_default(), visit).await;
+        // Also of a search that a hung disk has cut off.
+        let found = newest(&copies.lock());
+        if found.is_some() { Ok(found) } else { searched.map(|()| None) }
     }
 
-    async fn search<T: Send + 'static>(
+    async fn search(
         &self,
         timeout: Duration,
         skipped: BTreeSet<String>,
-        visit: impl Fn(&str, &[Superblock]) -> Option<T> + Send + 'static,
-    ) -> Result<Option<T>, Silent> {
+        visit: impl Fn(&str, &[Superblock]) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<(), Silent> {
         let _turn = self.turn.acquire(1).await;
         let (root, reading) = (self.root.clone(), self.reading.clone());
         let search = spawn_blocking("search", move || scan(&root, &skipped, &reading, visit));
         match time::timeout(timeout, search).await {
-            Ok(Ok(found)) => found,
+            Ok(Ok(searched)) => searched,
             Ok(Err(error)) => Err(Silent(error.to_string())),
             Err(_) => Err(silent(&self.reading.lock().iter().map(no_answer).collect::<Vec<_>>())),
         }
@@ -152,13 +191,13 @@ fn silent(disks: &[String]) -> Silent {
     Silent(named.join(", ") + &others)
 }
 
-/// Reads disks until `visit` finds the sought one.
-fn scan<T>(
+/// Reads disks until `visit` has found what it seeks.
+fn scan(
     root: &Root,
     skipped: &BTreeSet<String>,
     reading: &Reading,
-    visit: impl Fn(&str, &[Superblock]) -> Option<T>,
-) -> Result<Option<T>, Silent> {
+    visit: impl Fn(&str, &[Superblock]) -> ControlFlow<()>,
+) -> Result<(), Silent> {
     // Without sysfs there is nothing to search.
     let names = root.list("/sys/class/block").unwrap_or_default();
     let searched = |name: &&String| {
@@ -172,13 +211,13 @@ fn scan<T>(
         }
         let (superblocks, failure) = superblocks(&root.locate(&path));
         reading.lock().remove(&path);
-        if let Some(found) = visit(&path, &superblocks) {
-            return Ok(Some(found));
+        if visit(&path, &superblocks).is_break() {
+            return Ok(());
         }
         unread.extend(failure.map(|error| format!("{path}: {error}")));
     }
     match unread.is_empty() {
-        true => Ok(None),
+        true => Ok(()),
         false => Err(silent(&unread)),
     }
 }
@@ -225,13 +264,21 @@ mod tests {
     use flagstone_blockdev::MemoryDevice;
     use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, VolumeOptions};
     use flagstone_runtime::buf;
-    use std::sync::Arc;
 
     const SIZE: u64 = 64 << 20;
 
     fn named(name: &str) -> NamedDevice {
         let device = MemoryDevice::new(SIZE, 512).unwrap();
         NamedDevice { name: name.to_owned(), device: Arc::new(device) }
+    }
+
+    /// Update of a disk with this content.
+    fn copy_update(content: &[u8]) -> u64 {
+        let copies = (0..COPIES).filter_map(|copy| {
+            let at = usize::try_from(copy_offset(copy)).ok()?;
+            Superblock::decode(content.get(at..at + 4096)?.try_into().ok()?, copy).ok()
+        });
+        copies.map(|superblock| superblock.update).max().unwrap()
     }
 
     #[test]
@@ -343,6 +390,33 @@ mod tests {
             std::fs::write(file("sdb"), &new.0).unwrap();
             assert_eq!(find(&old.1).await, Some("/dev/sdb".to_owned()), "newer");
             assert_eq!(find(&new.1).await, Some("/dev/sdb".to_owned()));
+            // The newest of several, and two that were opened independently.
+            let opened_copy = async || {
+                let own = named("disk");
+                for at in (0..SIZE).step_by(1 << 20) {
+                    let part = disk.device.read(at, buf::alloc(1 << 20).await).await.unwrap();
+                    own.device.write(at, part.freeze(), false).await.unwrap();
+                }
+                let pool = Pool::open(vec![own.clone()]).await.unwrap();
+                pool.close().await.unwrap();
+                own.device.read(0, buf::alloc(1 << 20).await).await.unwrap().to_vec()
+            };
+            let (newer, other) = (opened_copy().await, opened_copy().await);
+            put("sdc");
+            std::fs::write(file("sdc"), &newer).unwrap();
+            let copy = async || search.find_copy(old.1.clone(), &paths).await.unwrap().unwrap();
+            let found = copy().await;
+            assert_eq!((found.path.as_str(), found.rival), ("/dev/sdc", None));
+            put("sdd");
+            std::fs::write(file("sdd"), &newer).unwrap();
+            assert_eq!(copy().await.rival, None, "it has the same contents");
+            std::fs::write(file("sdd"), &other).unwrap();
+            let found = copy().await;
+            assert_eq!(found.update, copy_update(&other));
+            assert_eq!(found.rival.as_deref(), Some("/dev/sdd"));
+            for name in ["sdc", "sdd"] {
+                std::fs::write(file(name), b"short").unwrap();
+            }
             // The same disk, under a multipath device or on another path.
             let wwid = |name: &str, text: &str| {
                 let file = root.locate(&format!("/sys/class/block/{name}/wwid"));

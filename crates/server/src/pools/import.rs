@@ -90,6 +90,15 @@ fn loss(
     }
 }
 
+/// Refuses copies of which neither is newer: no order can say which data is meant to be lost.
+fn check_rival(copy: Option<&DiskCopy>) -> Result<(), String> {
+    let Some(DiskCopy { path, update, rival: Some(rival) }) = copy else { return Ok(()) };
+    Err(format!(
+        "{path} and {rival} are copies of the pool that were written to independently, and both have update \
+         {update}: detach the one that is not needed, and repeat the order"
+    ))
+}
+
 impl Server {
     /// Opens an existing pool and records it.
     pub(crate) async fn import_pool(self: &Rc<Self>, order: MakePool) -> Result<Outcome, Problem> {
@@ -111,6 +120,7 @@ impl Server {
         let identity = examined.identity;
         // Disks that could not be read need no consent.
         let copy = self.pools.search.find_copy(examined, devices).await.unwrap_or_default();
+        check_rival(copy.as_ref()).map_err(Problem::conflict)?;
         let loss = loss(name, identity, self.pools.registry.identity(name), copy);
         if *dry_run {
             return Ok(Outcome::changed(format!("pool {name} is opened")).losing(loss));
@@ -245,7 +255,7 @@ mod tests {
     fn accepted_loss_is_the_one_that_was_shown() {
         let (id, other) = (PoolId([1; 16]), PoolId([2; 16]));
         let at = |id, update| PoolIdentity { id, update };
-        let copy = |update| Some(DiskCopy { path: "/dev/sdc".to_owned(), update });
+        let copy = |update| Some(DiskCopy { path: "/dev/sdc".to_owned(), update, rival: None });
         let lost = |found, recorded, copy| loss("fast", found, recorded, copy).unwrap();
         let shown = lost(at(id, 7), Some(at(id, 8)), None);
         let accepted = AcceptedLoss::new(true, Some(shown.clone()));
@@ -270,10 +280,21 @@ mod tests {
     }
 
     #[test]
+    fn import_beside_two_rivals_is_refused() {
+        let copy = |rival: Option<&str>| {
+            let rival = rival.map(str::to_owned);
+            DiskCopy { path: "/dev/sdc".to_owned(), update: 7, rival }
+        };
+        let refused = check_rival(Some(&copy(Some("/dev/sdd")))).unwrap_err();
+        assert!(refused.contains("/dev/sdc and /dev/sdd"), "{refused}");
+        assert_eq!((check_rival(Some(&copy(None))), check_rival(None)), (Ok(()), Ok(())));
+    }
+
+    #[test]
     fn import_of_less_than_was_recorded_names_the_loss() {
         let (id, other) = (PoolId([1; 16]), PoolId([2; 16]));
         let at = |id, update| PoolIdentity { id, update };
-        let copy = |update| Some(DiskCopy { path: "/dev/sdc".to_owned(), update });
+        let copy = |update| Some(DiskCopy { path: "/dev/sdc".to_owned(), update, rival: None });
         for (recorded, copy, part) in [
             (None, None, None),
             (Some(at(id, 7)), None, None),

@@ -37,10 +37,10 @@ use std::sync::Arc;
 use flagstone_blockdev::sectors::{SECTOR_BYTES, SectorDevice};
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_config::names::Uuid;
-use flagstone_config::{Layer, Subsystem, Volume};
+use flagstone_config::{LayerConfig, Subsystem, Volume};
 use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
-use flagstone_pool::stream::receive::Receiver;
+use flagstone_pool::stream::receive::VolumeReceiver;
 use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
 use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
@@ -76,9 +76,9 @@ pub(crate) struct Pools {
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     openings: opening::Openings,
     imports: opening::Openings,
-    attempts: opening::Attempts,
+    attempts: opening::OpenAttempts,
     /// Streams in progress, by name of the volume.
-    receivers: RefCell<BTreeMap<String, Receiver>>,
+    receivers: RefCell<BTreeMap<String, VolumeReceiver>>,
     search: DiskSearch,
     /// Paths of the log devices that are being opened.
     asked: Rc<RefCell<BTreeSet<String>>>,
@@ -199,7 +199,7 @@ impl Pools {
             removals: RefCell::default(),
             openings: opening::Openings::default(),
             imports: opening::Openings::default(),
-            attempts: opening::Attempts::default(),
+            attempts: opening::OpenAttempts::default(),
             receivers: RefCell::default(),
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),
@@ -340,7 +340,7 @@ fn failed(why: impl Into<String>) -> Problem {
 /// file system. Errors are left to the opening.
 async fn ask_file(path: &str) {
     let own = path.to_owned();
-    let asked = path_threads::in_thread("open", path, move || {
+    let asked = path_threads::in_thread("open", path, move |thread| {
         let path = own;
         let is_file = std::fs::metadata(&path).is_ok_and(|meta| meta.is_file());
         let file = std::fs::File::options().read(true).write(is_file).open(&path)?;
@@ -348,6 +348,7 @@ async fn ask_file(path: &str) {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // Punch a hole beyond the end, where there is no data.
             let end = file.metadata()?.len().next_multiple_of(1 << 16);
+            thread.begin_change();
             fallocate(&file, mode, end, 1 << 16)?;
         }
         Ok::<_, std::io::Error>(())
@@ -594,7 +595,7 @@ impl Server {
     /// Sets the limit of a volume while it is served.
     fn set_limit(volume: &Volume, limiter: &Limiter) -> Result<(), String> {
         let own = volume.layers.iter().find_map(|layer| match layer {
-            Layer::Limit(limit) => Some(limit.numbers),
+            LayerConfig::Limit(limit) => Some(limit.numbers),
             _ => None,
         });
         limiter.set(own.unwrap_or_default()).map_err(|error| error.to_string())

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use flagstone_pool::{
-    DeviceSet, ExaminedPool, Expected, LostTail, NamedDevice, OpenOptions, Pool, PoolError,
+    DeviceSet, ExaminedPool, ExpectedPool, LostTail, NamedDevice, OpenOptions, Pool, PoolError,
     PoolIdentity,
 };
 use flagstone_runtime::{buf, spawn, time};
@@ -138,7 +138,7 @@ impl Pools {
             self.check_copies(name, &devices, paths).await?;
         }
         let identity = consent.devices.or(recorded);
-        let expected = Expected { name: Some(name.to_owned()), identity };
+        let expected = ExpectedPool { name: Some(name.to_owned()), identity };
         // The pool decides about a missing log device.
         let (mut log_device, mut why) = (None, None);
         if let Some(path) = log {
@@ -246,7 +246,7 @@ impl Pools {
             None => None,
         };
         let identity = self.registry.identity(name);
-        let expected = Expected { name: Some(name.to_owned()), identity };
+        let expected = ExpectedPool { name: Some(name.to_owned()), identity };
         Ok((devices, OpenOptions { log, tail, expected }))
     }
 

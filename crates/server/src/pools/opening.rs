@@ -26,7 +26,7 @@ pub(super) const OPENING: &str = "it is being opened: its devices have not answe
 /// Attempts to open pools that are complete and stay closed, by name. Each attempt reads all disks
 /// of the machine, which keeps them from standby, so attempts become rare.
 #[derive(Default)]
-pub(super) struct Attempts(RefCell<BTreeMap<String, Attempt>>);
+pub(super) struct OpenAttempts(RefCell<BTreeMap<String, Attempt>>);
 
 struct Attempt {
     at: Instant,
@@ -38,7 +38,7 @@ struct Attempt {
     unread: Option<String>,
 }
 
-impl Attempts {
+impl OpenAttempts {
     /// Records a search for copies, and the disks that it did not read. True if these differ from
     /// the last search.
     pub(super) fn note(&self, name: &str, unread: Option<&str>, now: Instant) -> bool {
@@ -96,7 +96,8 @@ impl Server {
                 continue;
             };
             let is_begun = self.pools.openings.borrow().contains_key(&name);
-            // An import may be about to open the devices. It has no lock while devices hang.
+            // An import that holds the lock is about to open the devices; it holds none while
+            // devices hang.
             let has_order = self.pools.try_lock(&name).is_none();
             if is_begun || has_order || !self.pools.attempts.is_due(&name, time::now()) {
                 continue;
@@ -127,7 +128,7 @@ mod tests {
     #[test]
     fn complete_pool_is_tried_less_and_less_often() {
         let begin = flagstone_runtime::block_on(async { time::now() }).unwrap();
-        let (attempts, mut tried) = (Attempts::default(), Vec::new());
+        let (attempts, mut tried) = (OpenAttempts::default(), Vec::new());
         for seconds in (0..300).step_by(5) {
             let now = begin + Duration::from_secs(seconds);
             if attempts.is_due("fast", now) {
@@ -142,7 +143,7 @@ mod tests {
     #[test]
     fn unread_disks_are_logged_once() {
         let now = flagstone_runtime::block_on(async { time::now() }).unwrap();
-        let attempts = Attempts::default();
+        let attempts = OpenAttempts::default();
         let news = [Some("/dev/sda"), Some("/dev/sda"), Some("/dev/sdb"), None, Some("/dev/sdb")]
             .map(|unread| attempts.note("fast", unread, now));
         assert_eq!(news, [true, false, true, false, true]);

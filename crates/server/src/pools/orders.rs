@@ -14,7 +14,7 @@ use flagstone_units::display::size;
 
 use super::import::AcceptedLoss;
 use super::open::OperatorConsent;
-use super::path_threads::in_thread;
+use super::path_threads::{PathThread, in_thread};
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
@@ -517,7 +517,7 @@ pub(super) async fn end_of_change(
 pub(super) async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
     let name = device.to_owned();
     let access = GuardedAccess::Write { agreed, own_file: false };
-    let check = move || guard::check_path(&name, &PathBuf::from(&name), access);
+    let check = move |_: &PathThread| guard::check_path(&name, &PathBuf::from(&name), access);
     let checked = in_thread("guard", device, check).await;
     let checked = checked.map_err(|error| failed(error.to_string()))?;
     match checked {

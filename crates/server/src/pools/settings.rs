@@ -105,7 +105,7 @@ fn toml_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_config::Layer;
+    use flagstone_config::LayerConfig;
     use serde_json::json;
 
     fn settings(value: Value) -> Settings {
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(read, given);
         let (volume, subsystem) = volume(&config(), "fast", "db", &read).unwrap();
         assert_eq!(volume.nbd_export, "a \"b\" \\ c");
-        assert!(matches!(volume.layers[..], [Layer::Limit(_)]));
+        assert!(matches!(volume.layers[..], [LayerConfig::Limit(_)]));
         assert_eq!(subsystem.allow_hosts.unwrap(), ["nqn.2026-01.io.h:größe"]);
         assert_eq!(from_properties(&BTreeMap::new()), Ok(Settings::new()));
     }

@@ -1,15 +1,17 @@
 //! Orders on snapshots and clones: create, roll back, delete, clone and promote. A dry run takes
 //! the same steps up to the first change.
 
-use flagstone_pool::{Pool, SnapshotInfo};
+use flagstone_pool::stream::receive::RECEIVED_KEY;
+use flagstone_pool::{Pool, SnapshotInfo, VolumeError, VolumeInfo};
 use flagstone_units::display::size;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use serde_json::Value;
 
 use super::orders::Outcome;
 use super::settings::{self, Settings};
-use super::volume_orders::{Found, problem};
-use super::volume_state::{RECEIVING_KEY, VolumeOrder};
+use super::stream_orders::end_receiving;
+use super::volume_orders::{FoundVolume, problem};
+use super::volume_state::VolumeOrder;
 use super::{PoolState, failed};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -50,6 +52,20 @@ fn find(pool: &Pool, full: &str) -> Option<SnapshotInfo> {
     pool.snapshots().into_iter().find(|snapshot| snapshot.name == full)
 }
 
+/// Rolls a volume back, and ends its receive. After a crash in between, the receive begins anew:
+/// the volume has nothing of the stream any more.
+async fn roll_back(pool: &Pool, info: &VolumeInfo, snapshot: &str) -> Result<(), VolumeError> {
+    let (name, mut properties) = (&info.name, info.properties.clone());
+    if properties.remove(RECEIVED_KEY).is_some() {
+        pool.set_volume(name, info.thick, properties.clone()).await?;
+    }
+    pool.rollback(name, snapshot).await?;
+    match end_receiving(&mut properties) {
+        true => pool.set_volume(name, info.thick, properties).await,
+        false => Ok(()),
+    }
+}
+
 impl Server {
     /// Snapshots of the open pools, with the names of their pools.
     pub(crate) fn snapshots(&self) -> Vec<(String, SnapshotInfo)> {
@@ -67,7 +83,7 @@ impl Server {
     ///
     /// # Errors
     /// 404.
-    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(Found, SnapshotInfo), Problem> {
+    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(FoundVolume, SnapshotInfo), Problem> {
         let found = self.required(parts(full)?.0)?;
         let snapshot = find(&found.pool, full);
         match snapshot {
@@ -102,7 +118,7 @@ impl Server {
             }
             let found = self.required(volume)?;
             found.check(VolumeOrder::TakeSnapshot)?;
-            let Found { pool_name, pool, .. } = found;
+            let FoundVolume { pool_name, pool, .. } = found;
             if volumes.contains(&volume) {
                 return Err(Problem::invalid(format!("volume {volume} is named twice")));
             }
@@ -155,11 +171,11 @@ impl Server {
         self.settle(volume).await;
         let (found, snapshot) = self.find_snapshot(full)?;
         found.check(VolumeOrder::Rollback)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
-            false => format!(", and its size of {}", size_text(snapshot.size_bytes)),
+            false => format!(", and its size of {}", exact_size(snapshot.size_bytes)),
         };
         let outcome = Outcome::changed(format!(
             "volume {volume} gets the content of {full}{sizes}"
@@ -173,12 +189,7 @@ impl Server {
         }
         // A client that streams into the volume must begin again.
         self.pools.receivers.borrow_mut().remove(volume);
-        let mut properties = info.properties.clone();
-        let is_received = properties.remove(RECEIVING_KEY).is_some();
-        let mut done = pool.rollback(volume, own).await;
-        if is_received && done.is_ok() {
-            done = pool.set_volume(volume, info.thick, properties).await;
-        }
+        let done = roll_back(&pool, &info, own).await;
         let serving = self.serve_again(&pool_name, &pool, None, volume).await;
         done.map_err(|error| problem(&pool_name, error))?;
         serving?;
@@ -202,12 +213,10 @@ impl Server {
             return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
         };
         found.check(VolumeOrder::DeleteSnapshot)?;
-        let Found { pool_name, pool, .. } = found;
+        let FoundVolume { pool_name, pool, .. } = found;
         if snapshot.users.len() > 1 {
-            let error = flagstone_pool::VolumeError::InUse {
-                snapshot: full.to_owned(),
-                users: snapshot.users.join(", "),
-            };
+            let error =
+                VolumeError::InUse { snapshot: full.to_owned(), users: snapshot.users.join(", ") };
             return Err(problem(&pool_name, error));
         }
         let outcome = Outcome::changed(format!("snapshot {full} is deleted from pool {pool_name}"))
@@ -228,7 +237,7 @@ impl Server {
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
-        let (Found { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
@@ -242,7 +251,7 @@ impl Server {
             };
         }
         self.checked(&pool_name, name, &settings, None)?;
-        let bytes = size_text(snapshot.size_bytes);
+        let bytes = exact_size(snapshot.size_bytes);
         let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}"))
             .with_next(format!("flagstone volume show {name} has the addresses to attach"));
         if *dry_run {
@@ -264,7 +273,7 @@ impl Server {
         let _order = self.pools.order_on(&[name], None).await?;
         let found = self.required(name)?;
         found.check(VolumeOrder::Promote)?;
-        let Found { pool_name, pool, info, .. } = found;
+        let FoundVolume { pool_name, pool, info, .. } = found;
         let Some(origin) = &info.origin else {
             return Ok(Outcome::unchanged(format!(
                 "volume {name} is no clone, or owns the snapshots from which it continues: \
@@ -286,7 +295,50 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
+    use flagstone_pool::{CreateOptions, NamedDevice, VolumeOptions};
+    use flagstone_runtime::task::yield_now;
+    use flagstone_runtime::{Buf, block_on, buf, spawn};
+
+    use super::super::volume_state::RECEIVING_KEY;
     use super::*;
+
+    /// After a crash in between, the receive continued at its position, in the content of the
+    /// snapshot.
+    #[test]
+    fn rollback_forgets_the_position_of_a_receive_first() {
+        block_on(async {
+            let device = Arc::new(MemoryDevice::new(5 << 20, 512).unwrap());
+            let devices = vec![NamedDevice { name: "/a".to_owned(), device }];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let size = VolumeOptions { size_bytes: 4096, ..VolumeOptions::default() };
+            let db = pool.create_volume("db", &size).await.unwrap();
+            db.write(0, Buf::copy_of(&[1; 4096]).unwrap(), false).await.unwrap();
+            pool.create_snapshot(&["db"], "a").await.unwrap();
+            db.write(0, Buf::copy_of(&[2; 4096]).unwrap(), false).await.unwrap();
+            let marks = [RECEIVING_KEY, RECEIVED_KEY].map(|key| (key.to_owned(), "x".to_owned()));
+            pool.set_volume("db", false, BTreeMap::from(marks)).await.unwrap();
+            let own = pool.clone();
+            let rolled = spawn(async move {
+                let info = own.volume("db").unwrap();
+                roll_back(&own, &info, "a").await
+            });
+            while !rolled.is_finished() {
+                let found = db.read(0, buf::alloc(4096).await).await.unwrap();
+                let marks = pool.volume("db").unwrap().properties;
+                assert!(found[0] == 2 || !marks.contains_key(RECEIVED_KEY), "{marks:?}");
+                yield_now().await;
+            }
+            rolled.await.unwrap().unwrap();
+            assert_eq!(db.read(0, buf::alloc(4096).await).await.unwrap()[0], 1);
+            assert!(pool.volume("db").unwrap().properties.is_empty());
+        })
+        .unwrap();
+    }
 
     #[test]
     fn names_of_snapshots_have_a_volume() {

@@ -1,24 +1,29 @@
 //! Orders that send and receive snapshots.
 //!
 //! A volume that is being received is not served until its snapshot is complete, also after a
-//! crash: see [`VolumeState`]. A stream can be received again from its beginning.
+//! crash: see [`VolumeState`]. An interrupted receive continues when its stream comes again. The
+//! content of such a volume changes otherwise only after its recorded position was set to 0.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
-use flagstone_pool::stream::receive::Receiver;
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use flagstone_pool::stream::receive::{RECEIVED_KEY, Received, VolumeReceiver};
 use flagstone_pool::stream::send::StreamPart;
-use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
-use flagstone_units::size_text;
+use flagstone_pool::{Pool, PoolVolume, VolumeOptions};
+use flagstone_units::exact_size;
 
-use super::failed;
 use super::settings::{self, Settings};
 use super::snapshot_orders::is_name;
-use super::volume_orders::{Found, problem};
-use super::volume_state::{RECEIVING_KEY, ReceiveStep, VolumeOrder, VolumeState};
+use super::volume_orders::{FoundVolume, problem};
+use super::volume_state::{RECEIVING_KEY, ReceiveStep, StreamId, VolumeOrder, VolumeState};
+use super::{Pools, failed};
 use crate::api::pool_document::ReceiveDocument;
 use crate::http::Problem;
+use crate::limits::RECEIVE_RECORD_BYTES;
 use crate::serve::Server;
+
+type Properties = BTreeMap<String, String>;
 
 /// A part of a stream, and its destination.
 pub(crate) struct ReceivePart<'a> {
@@ -39,7 +44,7 @@ impl Server {
         since: Option<&str>,
         offset: u64,
     ) -> Result<StreamPart, Problem> {
-        let (Found { pool_name, pool, .. }, _) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, .. }, _) = self.find_snapshot(full)?;
         if let Some(since) = since {
             let (other, _) = self.find_snapshot(since)?;
             if other.pool_name != pool_name {
@@ -58,37 +63,30 @@ impl Server {
     ) -> Result<ReceiveDocument, Problem> {
         let ReceivePart { name, bytes, .. } = part;
         let _order = self.pools.order_on(&[name], part.pool).await?;
-        let mut rest = bytes;
         let mut receiver = self.pools.receivers.borrow_mut().remove(name);
-        while !rest.is_empty() {
-            let bad = |why: &dyn std::fmt::Display| {
-                Problem::invalid(format!("the stream cannot be used: {why}"))
-            };
-            let (frame, len) = match Frame::decode(rest) {
-                Ok(Some(decoded)) => decoded,
-                Ok(None) => return Err(bad(&"a frame is cut")),
-                Err(error) => return Err(bad(&error)),
-            };
-            rest = &rest[len..];
-            if let FrameBody::Begin(start) = &frame.body {
-                match self.begin_receive(&part, frame.snapshot, start).await? {
-                    Some(begun) => receiver = Some(begun),
-                    None => return Ok(complete(name, start)),
+        match self.receive_frames(&part, bytes, &mut receiver).await {
+            Ok(None) => {}
+            Ok(Some(start)) => return Ok(complete(name, &start)),
+            Err(refused) => {
+                // Another stream continues at what the volume has now.
+                if let Some(receiver) = &mut receiver
+                    && let Err(problem) = self.record_received(name, receiver).await
+                {
+                    tracing::warn!(
+                        "the position of volume {name} is not recorded: {}",
+                        problem.detail
+                    );
                 }
-                continue;
+                return Err(refused);
             }
-            let Some(receiver) = &mut receiver else {
-                return Err(Problem::conflict(format!(
-                    "volume {name} is not being received: begin with the first frame"
-                )));
-            };
-            let applied = receiver.apply(&frame).await;
-            applied.map_err(|error| Problem::conflict(format!("volume {name}: {error}")))?;
         }
-        let receiver = receiver.ok_or_else(|| Problem::invalid("the body has no frame"))?;
+        let mut receiver = receiver.ok_or_else(|| Problem::invalid("the body has no frame"))?;
         if receiver.has_ended() {
             self.end_receive(name, &receiver).await?;
             return Ok(complete(name, &receiver.start));
+        }
+        if receiver.unrecorded_bytes() >= RECEIVE_RECORD_BYTES {
+            self.record_received(name, &mut receiver).await?;
         }
         let document = ReceiveDocument {
             name: name.to_owned(),
@@ -101,22 +99,82 @@ impl Server {
         Ok(document)
     }
 
+    /// Applies frames. Returns the first frame of a stream whose snapshot the volume has already.
+    async fn receive_frames(
+        &self,
+        part: &ReceivePart<'_>,
+        mut rest: &[u8],
+        receiver: &mut Option<VolumeReceiver>,
+    ) -> Result<Option<StreamStart>, Problem> {
+        let name = part.name;
+        while !rest.is_empty() {
+            let bad = |why: &dyn std::fmt::Display| {
+                Problem::invalid(format!("the stream cannot be used: {why}"))
+            };
+            let (frame, len) = match StreamFrame::decode(rest) {
+                Ok(Some(decoded)) => decoded,
+                Ok(None) => return Err(bad(&"a frame is cut")),
+                Err(error) => return Err(bad(&error)),
+            };
+            rest = &rest[len..];
+            if let FrameBody::Begin(start) = &frame.body {
+                // The client of the former stream was interrupted.
+                if let Some(mut former) = receiver.take() {
+                    self.record_received(name, &mut former).await?;
+                }
+                *receiver = self.begin_receive(part, &frame, start).await?;
+                if receiver.is_none() {
+                    return Ok(Some(start.clone()));
+                }
+                continue;
+            }
+            let Some(receiver) = receiver else {
+                return Err(Problem::conflict(format!(
+                    "volume {name} is not being received: begin with the first frame"
+                )));
+            };
+            let applied = receiver.apply(&frame).await;
+            applied.map_err(|error| Problem::conflict(format!("volume {name}: {error}")))?;
+        }
+        Ok(None)
+    }
+
+    /// Records the position of a receive.
+    async fn record_received(
+        &self,
+        name: &str,
+        receiver: &mut VolumeReceiver,
+    ) -> Result<(), Problem> {
+        let Some(found) = self.find_in_pools(name)? else { return Ok(()) };
+        // A volume that was deleted and made again is another one.
+        let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
+        if !is_own || !found.state.is_receiving(&stream_of(receiver)) {
+            return Ok(());
+        }
+        let recorded = receiver.record(&found.pool).await;
+        recorded.map_err(|error| problem(&found.pool_name, error))?;
+        self.pools.note_receiving(&found.pool_name, &found.pool, name);
+        Ok(())
+    }
+
     /// Prepares a volume for a stream; `None` if it already has the snapshot.
     async fn begin_receive(
         &self,
         part: &ReceivePart<'_>,
-        snapshot: PoolId,
+        frame: &StreamFrame<'_>,
         start: &StreamStart,
-    ) -> Result<Option<Receiver>, Problem> {
-        let name = part.name;
+    ) -> Result<Option<VolumeReceiver>, Problem> {
+        let (name, snapshot, source) = (part.name, frame.snapshot, frame.source);
         if !is_name(&start.name) {
             return Err(Problem::invalid(format!(
                 "the stream names its snapshot {:?}: a name has letters, digits, `-`, `_`, `.` or `:`",
                 start.name
             )));
         }
-        let receiver =
-            |device, empty_from| Some(Receiver::new(device, snapshot, start.clone(), empty_from));
+        let stream = StreamId { snapshot, source, base: start.base };
+        let receiver = |device, empty_from| {
+            Some(VolumeReceiver::new(device, snapshot, source, start.clone(), empty_from))
+        };
         self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
             if start.base.is_some() {
@@ -128,32 +186,47 @@ impl Server {
             let pool_name = part.pool.ok_or_else(|| {
                 Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
             })?;
-            let device = self.create_received(name, pool_name, snapshot, start).await?;
+            let device = self.create_received(name, pool_name, &stream, start).await?;
             return Ok(receiver(device, 0));
         };
-        let Found { pool_name, pool, state, .. } = &found;
+        let FoundVolume { pool_name, pool, info, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
         if same.as_ref().is_some_and(|other| other.id != snapshot) {
             return Err(Problem::conflict(format!("there is another snapshot {full} already")));
         }
-        let step = state.receive(name, snapshot, same.is_some(), start.base.is_some());
+        let step = state.receive(name, &stream, same.is_some(), part.force);
         match step.map_err(Problem::conflict)? {
             ReceiveStep::Done => Ok(None),
             ReceiveStep::Serve => {
                 self.serve_received(&found).await?;
                 Ok(None)
             }
+            ReceiveStep::Continue { end } => {
+                let size_bytes = info.size_bytes;
+                if size_bytes != start.size_bytes {
+                    return Err(Problem::conflict(format!(
+                        "volume {name} has {size_bytes} bytes, and the stream {}: it is not the stream \
+                         of which the volume has a part",
+                        start.size_bytes
+                    )));
+                }
+                let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
+                tracing::info!("volume {name} continues to be received at {end} bytes");
+                // Without a base, the volume was empty.
+                let empty_from = if start.base.is_some() { size_bytes } else { 0 };
+                Ok(receiver(device, empty_from).map(|receiver| receiver.resumed(end)))
+            }
             // A new volume is empty, so zeroes need no writes.
             ReceiveStep::StartOver => {
                 let deleted = pool.delete_volume(name).await;
                 deleted.map_err(|error| problem(pool_name, error))?;
-                let device = self.create_received(name, pool_name, snapshot, start).await?;
+                let device = self.create_received(name, pool_name, &stream, start).await?;
                 Ok(receiver(device, 0))
             }
             ReceiveStep::Rebase { is_complete } => {
                 let base_bytes =
-                    self.prepare_base(part, &found, snapshot, start, is_complete).await?;
+                    self.prepare_base(part, &found, &stream, start, is_complete).await?;
                 let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
                 Ok(receiver(device, base_bytes))
             }
@@ -164,24 +237,19 @@ impl Server {
         &self,
         name: &str,
         pool_name: &str,
-        snapshot: PoolId,
+        stream: &StreamId,
         start: &StreamStart,
     ) -> Result<Arc<PoolVolume>, Problem> {
         let pool = self.pools.open_pool(pool_name)?;
         self.checked(pool_name, name, &Settings::new(), None)?;
         let mut properties = settings::to_properties(&Settings::new());
-        properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
+        mark_receiving(&mut properties, stream);
         let options =
             VolumeOptions { size_bytes: start.size_bytes, properties, ..VolumeOptions::default() };
         let created = pool.create_volume(name, &options).await;
         let device = created.map_err(|error| problem(pool_name, error))?;
-        if let (Some(info), Some(slot)) =
-            (device.info(), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
-        {
-            slot.unserved.insert(name.to_owned(), why);
-        }
-        tracing::info!("volume {name} of {} is received", size_text(start.size_bytes));
+        self.pools.note_receiving(pool_name, &pool, name);
+        tracing::info!("volume {name} of {} is received", exact_size(start.size_bytes));
         Ok(device)
     }
 
@@ -190,12 +258,12 @@ impl Server {
     async fn prepare_base(
         &self,
         part: &ReceivePart<'_>,
-        found: &Found,
-        snapshot: PoolId,
+        found: &FoundVolume,
+        stream: &StreamId,
         start: &StreamStart,
         is_complete: bool,
     ) -> Result<u64, Problem> {
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
         let base = start.base.unwrap_or_default();
@@ -231,7 +299,7 @@ impl Server {
             // A host may have connected and written in between. From here on, none can.
             check_unchanged().await?;
             let mut properties = info.properties.clone();
-            properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
+            mark_receiving(&mut properties, stream);
             pool.set_volume(name, info.thick, properties).await.map_err(of_pool)
         };
         if let Err(refused) = marked.await {
@@ -245,22 +313,16 @@ impl Server {
         if start.size_bytes > base.size_bytes {
             pool.resize_volume(name, start.size_bytes).await.map_err(of_pool)?;
         }
-        if let (Some(info), Some(slot)) =
-            (pool.volume(name), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
-        {
-            slot.unserved.insert(name.to_owned(), why);
-        }
+        self.pools.note_receiving(pool_name, pool, name);
         Ok(base.size_bytes)
     }
 
     /// Takes the snapshot of a completely received volume, and serves the volume.
-    async fn end_receive(&self, name: &str, receiver: &Receiver) -> Result<(), Problem> {
+    async fn end_receive(&self, name: &str, receiver: &VolumeReceiver) -> Result<(), Problem> {
         let found = self.required(name)?;
         let of_pool = |error| problem(&found.pool_name, error);
-        let receiving = VolumeState::Receiving { snapshot: receiver.snapshot.to_string() };
         let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
-        if !is_own || found.state != receiving {
+        if !is_own || !found.state.is_receiving(&stream_of(receiver)) {
             return Err(Problem::conflict(format!(
                 "volume {name} was changed while it was being received: begin with the first frame"
             )));
@@ -273,14 +335,49 @@ impl Server {
         Ok(())
     }
 
-    async fn serve_received(&self, found: &Found) -> Result<(), Problem> {
-        let Found { pool_name, pool, info, .. } = found;
+    async fn serve_received(&self, found: &FoundVolume) -> Result<(), Problem> {
+        let FoundVolume { pool_name, pool, info, .. } = found;
         let mut properties = info.properties.clone();
-        properties.remove(RECEIVING_KEY);
+        end_receiving(&mut properties);
         let set = pool.set_volume(&info.name, info.thick, properties).await;
         set.map_err(|error| problem(pool_name, error))?;
         self.serve_again(pool_name, pool, None, &info.name).await
     }
+}
+
+impl Pools {
+    /// Notes why a volume that is being received is not served.
+    fn note_receiving(&self, pool_name: &str, pool: &Pool, name: &str) {
+        if let (Some(info), Some(slot)) =
+            (pool.volume(name), self.slots.borrow_mut().get_mut(pool_name))
+            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
+        {
+            slot.unserved.insert(name.to_owned(), why);
+        }
+    }
+
+    /// Bytes of its snapshot that a volume durably has which is being received.
+    pub(crate) fn received_bytes(&self, pool: &Pool, name: &str) -> Option<u64> {
+        self.state_of(&pool.volume(name)?).received_bytes()
+    }
+}
+
+fn stream_of(receiver: &VolumeReceiver) -> StreamId {
+    let VolumeReceiver { snapshot, source, start: StreamStart { base, .. }, .. } = receiver;
+    StreamId { snapshot: *snapshot, source: *source, base: *base }
+}
+
+/// Marks a volume that gets other content as one that has nothing of a stream yet.
+fn mark_receiving(properties: &mut Properties, stream: &StreamId) {
+    let received = Received { source: stream.source, base: stream.base, end: 0 };
+    properties.insert(RECEIVING_KEY.to_owned(), stream.snapshot.to_string());
+    properties.insert(RECEIVED_KEY.to_owned(), received.to_string());
+}
+
+/// Removes the marks of a volume that is being received; false without any.
+pub(super) fn end_receiving(properties: &mut Properties) -> bool {
+    properties.remove(RECEIVED_KEY);
+    properties.remove(RECEIVING_KEY).is_some()
 }
 
 fn complete(name: &str, start: &StreamStart) -> ReceiveDocument {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flagstone_config::{Subsystem, Volume};
 use flagstone_pool::{Pool, PoolVolume, VolumeError, VolumeInfo, VolumeOptions};
 use flagstone_units::display::size;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use serde_json::Value;
 
 use super::orders::Outcome;
@@ -41,7 +41,7 @@ pub(crate) struct SetVolume {
 }
 
 /// A volume of an open pool, served or not.
-pub(crate) struct Found {
+pub(crate) struct FoundVolume {
     pub(crate) pool_name: String,
     pub(crate) pool: Pool,
     pub(crate) info: VolumeInfo,
@@ -49,7 +49,7 @@ pub(crate) struct Found {
     pub(super) state: VolumeState,
 }
 
-impl Found {
+impl FoundVolume {
     /// Checks that the state of the volume allows an order.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Server {
     ///
     /// # Errors
     /// 409 for a volume of the configuration, and for a name that two pools have.
-    pub(super) fn find_in_pools(&self, name: &str) -> Result<Option<Found>, Problem> {
+    pub(super) fn find_in_pools(&self, name: &str) -> Result<Option<FoundVolume>, Problem> {
         self.find_in(None, name)
     }
 
@@ -74,7 +74,7 @@ impl Server {
     /// Without `only`, 409 for a volume of the configuration, and for a name that two pools have:
     /// the order must not reach the volume that is not served. 404 for an unknown pool, 409 for a
     /// closed one.
-    fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<Found>, Problem> {
+    fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<FoundVolume>, Problem> {
         let is_configured =
             |volume: &Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
         let mut all = Vec::new();
@@ -94,7 +94,7 @@ impl Server {
                 ))
             }
         }
-        let mut found: Option<Found> = None;
+        let mut found: Option<FoundVolume> = None;
         for (pool_name, pool) in all {
             let Some(info) = pool.volume(name) else { continue };
             if let Some(other) = found {
@@ -110,16 +110,16 @@ impl Server {
             };
             let served = self.volumes().iter().find(is_own).cloned();
             let state = self.pools.state_of(&info);
-            found = Some(Found { pool_name, pool, info, served, state });
+            found = Some(FoundVolume { pool_name, pool, info, served, state });
         }
         Ok(found)
     }
 
-    pub(super) fn required(&self, name: &str) -> Result<Found, Problem> {
+    pub(super) fn required(&self, name: &str) -> Result<FoundVolume, Problem> {
         self.required_in(None, name)
     }
 
-    fn required_in(&self, only: Option<&str>, name: &str) -> Result<Found, Problem> {
+    fn required_in(&self, only: Option<&str>, name: &str) -> Result<FoundVolume, Problem> {
         let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
         self.find_in(only, name)?.ok_or_else(|| {
             Problem::not_found(format!("no pool has a volume `{name}`"))
@@ -173,7 +173,7 @@ impl Server {
             return Err(no_space(pool_name, free));
         }
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
-        let full = size_text(*size_bytes);
+        let full = exact_size(*size_bytes);
         let mut outcome =
             Outcome::changed(format!("volume {name} of {full}, {kind}, is in pool {pool_name}"))
                 .with_next(format!("flagstone volume show {name} has the addresses to attach"));
@@ -224,11 +224,11 @@ impl Server {
         }
         let found = self.required(name)?;
         found.check(VolumeOrder::Resize)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let size_bytes = size_bytes.ok_or_else(|| {
             Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
         })?;
-        let (from, to) = (size_text(info.size_bytes), size_text(size_bytes));
+        let (from, to) = (exact_size(info.size_bytes), exact_size(size_bytes));
         if size_bytes == info.size_bytes {
             return Ok(Outcome::unchanged(format!("volume {name} has {from} already")));
         }
@@ -287,7 +287,7 @@ impl Server {
         let before = device.geometry().size_bytes;
         device.refresh();
         let now = device.geometry().size_bytes;
-        let (from, to) = (size_text(before), size_text(now));
+        let (from, to) = (exact_size(before), exact_size(now));
         if before != now {
             let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
             let reported = self.target.resize_namespace(&nqn, served.nsid);
@@ -317,7 +317,7 @@ impl Server {
         self.settle(name).await;
         let found = self.required(name)?;
         found.check(VolumeOrder::Set)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
         settings::merge(&mut settings, change);
@@ -422,7 +422,7 @@ impl Server {
         }
         let found = self.required_in(only, name)?;
         found.check(VolumeOrder::Rename)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         if name == to {
             return Ok(Outcome::unchanged(format!("the volume is named {to} already")));
         }
@@ -460,7 +460,7 @@ impl Server {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
         found.check(VolumeOrder::Delete)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let own = format!("{name}@");
         let snapshots = pool.snapshots();
         let snapshots = snapshots.iter().filter(|snapshot| snapshot.name.starts_with(&own)).count();
@@ -469,7 +469,7 @@ impl Server {
             return Err(problem(&pool_name, VolumeError::HasSnapshots { name, snapshots }));
         }
         self.check_detached(served.as_slice(), force)?;
-        let (full, used) = (size_text(info.size_bytes), size(info.used_bytes));
+        let (full, used) = (exact_size(info.size_bytes), size(info.used_bytes));
         let outcome = Outcome::changed(format!("volume {name} is deleted from pool {pool_name}"))
             .losing(Some(format!("volume {name} of {full}, of which {used} are used")));
         if dry_run {
@@ -495,14 +495,14 @@ impl Server {
 fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> bool {
     let others = |volume: &Volume| {
         let mut volume = volume.clone();
-        volume.layers.retain(|layer| !matches!(layer, flagstone_config::Layer::Limit(_)));
+        volume.layers.retain(|layer| !matches!(layer, flagstone_config::LayerConfig::Limit(_)));
         volume
     };
     let allow_hosts = served.subsystem.allow_hosts.clone();
     let has_same_limits = served.config.layers.len() == volume.layers.len() || {
         // A stack that was made without a limit gets it on top.
         let is_first =
-            matches!(volume.layers.first(), None | Some(flagstone_config::Layer::Limit(_)));
+            matches!(volume.layers.first(), None | Some(flagstone_config::LayerConfig::Limit(_)));
         is_first || volume.layers.len() < served.config.layers.len()
     };
     others(&served.config) == others(volume)

@@ -1,8 +1,10 @@
 //! Volume state: whether hosts may see the content of a volume, and which orders it accepts.
 //!
 //! A volume that is being received has the property `receiving`, with the identifier of the
-//! snapshot, until that snapshot is complete, also after a crash.
+//! snapshot, until that snapshot is complete, also after a crash. The property `received` has the
+//! position at which the receive continues.
 
+use flagstone_pool::stream::receive::{RECEIVED_KEY, Received};
 use flagstone_pool::{PoolId, VolumeInfo};
 
 /// Property of a volume that is being received.
@@ -17,6 +19,8 @@ pub(super) enum VolumeState {
     Receiving {
         /// Identifier of the snapshot.
         snapshot: String,
+        /// Position; `None` if it is not known.
+        received: Option<Received>,
     },
     /// Out of service, with commands of hosts in progress.
     Draining,
@@ -40,6 +44,24 @@ pub(super) enum VolumeOrder {
     DeleteSnapshot,
 }
 
+/// A stream that an existing volume is to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StreamId {
+    /// Identifier of the snapshot.
+    pub(super) snapshot: PoolId,
+    pub(super) source: u64,
+    pub(super) base: Option<PoolId>,
+}
+
+impl StreamId {
+    /// True if a volume has a part of this stream, as far as its properties say.
+    fn is_of(&self, snapshot: &str, received: Option<Received>) -> bool {
+        let is_same =
+            |received: Received| (received.source, received.base) == (self.source, self.base);
+        snapshot == self.snapshot.to_string() && received.is_none_or(is_same)
+    }
+}
+
 /// First step of a receive into an existing volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceiveStep {
@@ -47,6 +69,8 @@ pub(super) enum ReceiveStep {
     Done,
     /// Serve the volume: a crash came after its snapshot was taken.
     Serve,
+    /// Continue at this offset, in bytes.
+    Continue { end: u64 },
     /// Begin again, for a stream without a base.
     StartOver,
     /// Give the volume the content of the base. No complete content is discarded if the volume is
@@ -57,7 +81,10 @@ pub(super) enum ReceiveStep {
 impl VolumeState {
     pub(super) fn of(info: &VolumeInfo) -> VolumeState {
         match info.properties.get(RECEIVING_KEY) {
-            Some(snapshot) => VolumeState::Receiving { snapshot: snapshot.clone() },
+            Some(snapshot) => VolumeState::Receiving {
+                snapshot: snapshot.clone(),
+                received: info.properties.get(RECEIVED_KEY).and_then(|text| text.parse().ok()),
+            },
             None => VolumeState::Complete,
         }
     }
@@ -87,45 +114,80 @@ impl VolumeState {
         }
         Err(match self {
             VolumeState::Draining => ending(name),
-            _ => format!(
-                "volume {name} was not received in full: run flagstone volume receive {name} with \
-                 the whole stream, go back with flagstone snapshot rollback {name}@SNAPSHOT, or run \
-                 flagstone volume delete {name}"
-            ),
+            _ => {
+                let end = self.received_bytes().unwrap_or_default();
+                format!(
+                    "volume {name} was not received in full: run flagstone volume receive {name} \
+                     with the stream again, which may leave out the first {end} bytes (flagstone \
+                     volume send --resume {end}), go back with flagstone snapshot rollback \
+                     {name}@SNAPSHOT, or run flagstone volume delete {name}"
+                )
+            }
         })
     }
 
-    /// First step of a receive of `snapshot`, which `exists` in the volume or not.
+    /// True if the volume has a part of this stream.
+    pub(super) fn is_receiving(&self, stream: &StreamId) -> bool {
+        match self {
+            VolumeState::Receiving { snapshot, received } => stream.is_of(snapshot, *received),
+            VolumeState::Complete | VolumeState::Draining => false,
+        }
+    }
+
+    /// Bytes of its snapshot that a volume has which is being received.
+    pub(super) fn received_bytes(&self) -> Option<u64> {
+        match self {
+            VolumeState::Receiving { received, .. } => {
+                Some(received.map_or(0, |received| received.end))
+            }
+            VolumeState::Complete | VolumeState::Draining => None,
+        }
+    }
+
+    /// First step of a receive of a stream, whose snapshot `exists` in the volume or not. `force`
+    /// discards the part of another stream.
     ///
     /// # Errors
     /// The reason why the volume `name` does not accept the stream.
     pub(super) fn receive(
         &self,
         name: &str,
-        snapshot: PoolId,
+        stream: &StreamId,
         exists: bool,
-        has_base: bool,
+        force: bool,
     ) -> Result<ReceiveStep, String> {
-        let is_own = |receiving: &str| receiving == snapshot.to_string();
-        match (self, exists, has_base) {
-            (VolumeState::Draining, ..) => Err(ending(name)),
-            (VolumeState::Complete, true, _) => Ok(ReceiveStep::Done),
-            (VolumeState::Receiving { snapshot: own }, true, _) if is_own(own) => {
-                Ok(ReceiveStep::Serve)
-            }
-            (VolumeState::Receiving { .. }, true, _) => Err(format!(
-                "volume {name} has this snapshot, and a part of a later one: receive that one in \
-                 full, or go back with flagstone snapshot rollback"
-            )),
-            (VolumeState::Complete, false, true) => Ok(ReceiveStep::Rebase { is_complete: true }),
-            (VolumeState::Receiving { .. }, false, true) => {
-                Ok(ReceiveStep::Rebase { is_complete: false })
-            }
-            (VolumeState::Receiving { snapshot: own }, false, false) if is_own(own) => {
-                Ok(ReceiveStep::StartOver)
-            }
-            (_, false, false) => {
+        let begin = |is_complete| match stream.base {
+            Some(_) => ReceiveStep::Rebase { is_complete },
+            None => ReceiveStep::StartOver,
+        };
+        match self {
+            VolumeState::Draining => Err(ending(name)),
+            VolumeState::Complete if exists => Ok(ReceiveStep::Done),
+            VolumeState::Complete if stream.base.is_some() => Ok(begin(true)),
+            VolumeState::Complete => {
                 Err(format!("volume {name} exists already: receive the stream under another name"))
+            }
+            VolumeState::Receiving { snapshot, .. } if exists => {
+                match *snapshot == stream.snapshot.to_string() {
+                    true => Ok(ReceiveStep::Serve),
+                    false => Err(format!(
+                        "volume {name} has this snapshot, and a part of a later one: receive that \
+                         one in full, or go back with flagstone snapshot rollback"
+                    )),
+                }
+            }
+            VolumeState::Receiving { snapshot, received } => {
+                match (stream.is_of(snapshot, *received), received) {
+                    (true, Some(Received { end, .. })) if *end > 0 => {
+                        Ok(ReceiveStep::Continue { end: *end })
+                    }
+                    (true, _) => Ok(begin(false)),
+                    (false, _) if force => Ok(begin(false)),
+                    (false, _) => Err(format!(
+                        "volume {name} has a part of another stream, of snapshot {snapshot}: \
+                         receive that one in full, or use --force to discard the part"
+                    )),
+                }
             }
         }
     }
@@ -152,8 +214,14 @@ mod tests {
         VolumeOrder::DeleteSnapshot,
     ];
 
-    fn receiving(snapshot: u8) -> VolumeState {
-        VolumeState::Receiving { snapshot: PoolId([snapshot; 16]).to_string() }
+    const BASE: Option<PoolId> = Some(PoolId([8; 16]));
+
+    fn receiving(snapshot: u8, received: Option<Received>) -> VolumeState {
+        VolumeState::Receiving { snapshot: PoolId([snapshot; 16]).to_string(), received }
+    }
+
+    fn stream(base: Option<PoolId>) -> StreamId {
+        StreamId { snapshot: PoolId([1; 16]), source: 7, base }
     }
 
     #[test]
@@ -161,7 +229,7 @@ mod tests {
         for order in ORDERS {
             assert_eq!(VolumeState::Complete.check("db", order), Ok(()), "{order:?}");
             let ends = matches!(order, VolumeOrder::Delete | VolumeOrder::Rollback);
-            assert_eq!(receiving(1).check("db", order).is_ok(), ends, "{order:?}");
+            assert_eq!(receiving(1, None).check("db", order).is_ok(), ends, "{order:?}");
         }
     }
 
@@ -173,33 +241,74 @@ mod tests {
             assert_eq!(VolumeState::Draining.check("db", order).is_err(), waits, "{order:?}");
         }
         for (exists, has_base) in [(true, true), (true, false), (false, true), (false, false)] {
-            let step = VolumeState::Draining.receive("db", PoolId([1; 16]), exists, has_base);
+            let stream = stream(BASE.filter(|_| has_base));
+            let step = VolumeState::Draining.receive("db", &stream, exists, true);
             assert!(step.is_err(), "{exists} {has_base}");
         }
     }
 
     #[test]
     fn only_its_own_stream_completes_a_volume() {
-        use ReceiveStep::{Done, Rebase, Serve, StartOver};
+        use ReceiveStep::{Continue, Done, Rebase, Serve, StartOver};
         let complete = VolumeState::Complete;
+        let begun = |base, end| Some(Received { source: 7, base, end });
+        let own = |received| receiving(1, received);
+        let (rebase, proceed) = (Some(Rebase { is_complete: false }), Some(Continue { end: 5 }));
+        // State, existence of the snapshot, base of the stream; step without and with force.
         let cases = [
-            (&complete, true, true, Some(Done)),
-            (&complete, true, false, Some(Done)),
-            (&complete, false, true, Some(Rebase { is_complete: true })),
-            (&complete, false, false, None),
-            (&receiving(1), true, true, Some(Serve)),
-            (&receiving(1), true, false, Some(Serve)),
-            (&receiving(1), false, true, Some(Rebase { is_complete: false })),
-            (&receiving(1), false, false, Some(StartOver)),
+            (complete.clone(), true, BASE, Some(Done), Some(Done)),
+            (complete.clone(), true, None, Some(Done), Some(Done)),
+            (
+                complete.clone(),
+                false,
+                BASE,
+                Some(Rebase { is_complete: true }),
+                Some(Rebase { is_complete: true }),
+            ),
+            (complete, false, None, None, None),
+            (own(None), true, BASE, Some(Serve), Some(Serve)),
+            (own(begun(None, 5)), true, None, Some(Serve), Some(Serve)),
+            (own(None), false, BASE, rebase, rebase),
+            (own(None), false, None, Some(StartOver), Some(StartOver)),
+            (own(begun(None, 0)), false, None, Some(StartOver), Some(StartOver)),
+            (own(begun(BASE, 0)), false, BASE, rebase, rebase),
+            (own(begun(None, 5)), false, None, proceed, proceed),
+            (own(begun(BASE, 5)), false, BASE, proceed, proceed),
+            // The stream has another base, or is of another volume whose snapshot was taken
+            // together.
+            (own(begun(None, 5)), false, BASE, None, rebase),
+            (own(begun(BASE, 5)), false, None, None, Some(StartOver)),
+            (
+                own(Some(Received { source: 6, base: None, end: 5 })),
+                false,
+                None,
+                None,
+                Some(StartOver),
+            ),
             // Another snapshot is being received.
-            (&receiving(2), true, true, None),
-            (&receiving(2), true, false, None),
-            (&receiving(2), false, true, Some(Rebase { is_complete: false })),
-            (&receiving(2), false, false, None),
+            (receiving(2, None), true, BASE, None, None),
+            (receiving(2, begun(BASE, 5)), true, None, None, None),
+            (receiving(2, begun(BASE, 5)), false, BASE, None, rebase),
+            (receiving(2, begun(None, 5)), false, None, None, Some(StartOver)),
         ];
-        for (state, exists, has_base, step) in cases {
-            let found = state.receive("db", PoolId([1; 16]), exists, has_base).ok();
-            assert_eq!(found, step, "{state:?} {exists} {has_base}");
+        for (state, exists, base, step, forced) in cases {
+            let found = |force| state.receive("db", &stream(base), exists, force).ok();
+            assert_eq!((found(false), found(true)), (step, forced), "{state:?} {exists} {base:?}");
+        }
+    }
+
+    #[test]
+    fn positions_survive_as_properties() {
+        let received = Received { source: u64::MAX, base: BASE, end: 1 << 54 };
+        let first = Received { source: 0, base: None, end: 0 };
+        for one in [received, first] {
+            assert_eq!(one.to_string().parse(), Ok(one));
+        }
+        assert_eq!(received.to_string().len(), first.to_string().len());
+        let text = received.to_string();
+        let with = |from: &str, to: &str| text.replace(from, to);
+        for bad in ["", "5", &text[1..], &format!("{text} "), &with("f", "F"), &with("-", "")] {
+            assert!(bad.parse::<Received>().is_err(), "{bad}");
         }
     }
 }

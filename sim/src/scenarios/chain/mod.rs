@@ -46,6 +46,8 @@ mod hand_over_tests;
 mod history;
 mod hosts;
 mod operator;
+#[cfg(test)]
+mod other_store_tests;
 mod pooled;
 #[cfg(test)]
 mod tests;

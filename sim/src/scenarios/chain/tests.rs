@@ -9,7 +9,7 @@ use super::cluster::{Cluster, DATA};
 use super::operator::recover;
 use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, CHAIN_POOL, CHAIN_TLS, Profile, run};
 use crate::runner::run_seed;
-use crate::scenarios::liar::caught;
+use crate::scenarios::lying_device::caught;
 
 #[test]
 fn chain_keeps_guarantees_and_replays() {

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use flagstone_mirror::Mode;
 use flagstone_mirror::limits::QUEUE_DELIVERY_MS;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::{PeerRefusal, PeerRequest};
+use flagstone_mirror::{Ack, Mode};
 
 use super::pair::{BLOCK, Pair, Trio};
 
@@ -129,6 +129,40 @@ fn noticed_loss_survives_a_crash() {
         pair.restart(0);
         pair.until(1, MirrorState::SplitBrain);
         assert_eq!(pair.leg(0)[35 * BLOCK as usize], 36, "its data is kept");
+    }
+}
+
+/// Regression: a target that acknowledges from memory loses power with a write, and the source then
+/// stops or gives up its role without another write. In half of all mirrors, the target's older
+/// data was preferred, although the source had flushed the write.
+#[test]
+fn write_that_the_target_lost_survives_a_stop() {
+    for seed in 0..8 {
+        for stops in [true, false] {
+            let pair = Pair::new(seed, |peer| peer.ack = Ack::Memory);
+            pair.write(0, 3, 1).expect("both are there");
+            pair.sim.run_for(Duration::from_secs(2));
+            pair.write(0, 3, 2).expect("both are there");
+            pair.end(1, true);
+            pair.until(0, MirrorState::ResyncPending);
+            if stops {
+                pair.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+                pair.end(0, false);
+                pair.restart(1);
+                pair.restart(0);
+            } else {
+                pair.on(0, |mirror| async move { mirror.demote().await }).expect("a sound disk");
+                pair.restart(1);
+                pair.sim.run_for(Duration::from_secs(10));
+                let ask = |mirror: std::sync::Arc<flagstone_mirror::Mirror>| async move {
+                    mirror.failover_if_unserved().await
+                };
+                assert!(pair.on(1, ask).is_err(), "its data is older, seed {seed}");
+                pair.on(0, ask).expect("it has all data");
+            }
+            pair.becomes_in_sync(0);
+            assert_eq!(pair.read(0, 3), 2, "seed {seed}, stops {stops}");
+        }
     }
 }
 

@@ -146,7 +146,7 @@ fn source_waits_for_the_slowest_superblock() {
 /// Regression (seed 439): the task that asks the arbiter waited for the new generation of a member
 /// that had just begun to serve, and that member for the task.
 #[test]
-fn member_that_begins_to_serve_meanwhile_does_not_block_the_leader() {
+fn member_that_begins_to_serve_does_not_block_its_leader() {
     run(439);
 }
 

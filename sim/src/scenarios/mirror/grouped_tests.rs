@@ -173,6 +173,47 @@ fn group_sends_in_order_within_one_window() {
     assert!(ordered.most_in_flight <= LONGEST * BLOCK, "{}", ordered.most_in_flight);
 }
 
+/// Regression: a member that could not deliver its queue recorded alone that the peer is out of
+/// date. After a forced failover, the other members followed the peer, and this one was a split
+/// brain.
+#[test]
+fn undelivered_member_of_stopping_group_concerns_all() {
+    for demotes in [false, true] {
+        let (cluster, source, target) = in_sync(0);
+        cluster.stop.set(true);
+        cluster.sim.run_for(Duration::from_secs(2));
+        cluster.sim.stall(cluster.nodes[target], DISKS[1], Duration::from_secs(600));
+        let mirror = cluster.mirror(source, 1);
+        let written = cluster.sim.spawn_on(cluster.nodes[source], async move {
+            mirror.write(0, buf::alloc(BLOCK as usize).await.freeze(), false).await
+        });
+        cluster.sim.block_on(written).expect("the task is not aborted").expect("asynchronous");
+        // A demotion concerns all members, and a server stops each of them.
+        let ordered = if demotes { 0..1 } else { 0..VOLUMES };
+        let orders: Vec<_> = ordered
+            .map(|volume| {
+                let mirror = cluster.mirror(source, volume);
+                cluster.sim.spawn_on(cluster.nodes[source], async move {
+                    match demotes {
+                        true => mirror.demote().await.map(|()| 0),
+                        false => mirror.stop_with_group().await.map(|lacks| lacks.len()),
+                    }
+                })
+            })
+            .collect();
+        let ended = orders.into_iter().map(|order| cluster.sim.block_on(order));
+        let undelivered: Vec<_> =
+            ended.map(|one| one.expect("it is not aborted").expect("a sound disk")).collect();
+        assert!(demotes || undelivered == [0, 1, 0], "{undelivered:?}");
+        assert_eq!(cluster.serving(source), [false; VOLUMES]);
+        let is_outdated = |volume| {
+            let found: Superblock = cluster.superblock(source, volume);
+            found.peers.iter().any(|peer| !peer.bases.is_empty())
+        };
+        assert_eq!([0, 1, 2].map(is_outdated), [true; VOLUMES], "demotes: {demotes}");
+    }
+}
+
 /// Each node of a split brain has served all volumes.
 #[test]
 fn serving_group_member_is_not_discarded() {

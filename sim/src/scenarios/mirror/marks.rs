@@ -18,7 +18,7 @@ use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
 use flagstone_runtime::{buf, time};
 
 use super::link::CallOutcome;
-use super::pair::{BLOCK, DATA, Pair, fill};
+use super::pair::{BLOCK, DATA, Pair, SUPERBLOCKS, fill};
 
 fn block(number: u64) -> Range<u64> {
     number * BLOCK..(number + 1) * BLOCK
@@ -287,6 +287,44 @@ fn marks_of_verify_survive_power_loss() {
         pair.sim.run_for(Duration::from_secs(10));
         let source = pair.active()[0];
         pair.becomes_in_sync(source);
+        // The repair goes on in its direction. Regression: the crashed source was copied over.
+        let legs = |number| [0, 1].map(|index| leg_byte(&pair, index, number));
+        assert_eq!([legs(9), legs(40)], [[5; 2], [0; 2]], "seed {seed}");
+    }
+}
+
+/// A crash of the source right after the marks of a full resync does not change its direction.
+/// Regression: equal generations made the target, which may have returned from a backup, overwrite
+/// the source.
+#[test]
+fn interrupted_full_resync_keeps_its_direction() {
+    for power in [false, true] {
+        let pair = Pair::new(4, |_| {});
+        for number in [9, 20] {
+            pair.write(0, number, 5).expect("both are there");
+        }
+        pair.sim.run_for(Duration::from_secs(10));
+        for number in [9, 20, 40] {
+            pair.sim.poke(pair.nodes[1], DATA, number * BLOCK, &[1]);
+        }
+        let attached = Rc::new(Cell::new(false));
+        let seen = attached.clone();
+        pair.network().set_outcome(move |request| {
+            seen.set(seen.get() || matches!(request, PeerRequest::Attach(_)));
+            CallOutcome::Arrives
+        });
+        pair.mirror(0).resync_all(0).expect("there is a peer");
+        while !attached.get() {
+            pair.sim.run_for(Duration::from_micros(20));
+        }
+        // Whatever the source records first, it gets no further.
+        set(&pair, 0, DiskFaults::default().unwritable_at(SUPERBLOCKS));
+        pair.sim.run_for(Duration::from_secs(1));
+        pair.end(0, power);
+        set(&pair, 0, DiskFaults::default());
+        pair.restart(0);
+        pair.sim.run_for(Duration::from_secs(10));
+        assert_eq!([9, 20, 40].map(|number| leg_byte(&pair, 0, number)), [5, 5, 0]);
     }
 }
 

@@ -14,6 +14,7 @@ mod broken;
 mod cluster;
 #[cfg(test)]
 mod commands;
+mod full_history;
 mod group_failover;
 mod group_history;
 mod grouped;
@@ -26,10 +27,9 @@ mod marks;
 #[cfg(test)]
 mod members;
 #[cfg(test)]
-mod others;
+mod other_mirrors;
 #[cfg_attr(not(test), expect(dead_code, reason = "most of it scripts tests"))]
 mod pair;
-mod past;
 #[cfg(test)]
 mod reads;
 mod releases;
@@ -40,9 +40,9 @@ mod split;
 mod steps;
 #[cfg(test)]
 mod transfers;
-mod two;
 #[cfg(test)]
 mod two_sources;
+mod two_targets;
 #[cfg(test)]
 mod zeroes;
 
@@ -125,7 +125,7 @@ pub const TWO: Scenario = Scenario {
     name: "mirror-two",
     about: "a synchronous mirror with two targets through crashes, power losses, partitions and \
             switchovers: never two sources, all three legs end up equal",
-    run: two::run,
+    run: two_targets::run,
 };
 
 /// Asynchronous, compared with the source's history.

@@ -5,7 +5,7 @@
 //! stands for an inaccessible path.
 mod hung_disk;
 mod orders;
-mod returning;
+mod returning_source;
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use flagstone_blockdev::{FileDevice, FileOptions, IoFuture, SharedDevice};
 use flagstone_nbd::{ClientOptions, NbdDevice};
 use flagstone_pool::{
-    CreateOptions, Expected, LostTail, NamedDevice, OpenOptions, Pool, PoolError, PoolIdentity,
+    CreateOptions, ExpectedPool, LostTail, NamedDevice, OpenOptions, Pool, PoolError, PoolIdentity,
     VolumeError, VolumeOptions,
 };
 use flagstone_runtime::net::Address;
@@ -435,7 +435,7 @@ impl Node {
 
     /// Opens the pool like a server.
     async fn open(&self) -> Result<Pool, PoolError> {
-        let expected = || Expected { name: Some("fast".to_owned()), identity: self.seen.get() };
+        let expected = || ExpectedPool { name: Some("fast".to_owned()), identity: self.seen.get() };
         let options = |tail| OpenOptions { log: log_device(self), tail, expected: expected() };
         let kept = Pool::open_with(devices(&self.disks), &options(LostTail::Keep)).await;
         let is_lost = self.log.get() == LogDevice::Lost;

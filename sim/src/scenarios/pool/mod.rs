@@ -114,7 +114,7 @@ fn run(seed: u64, profile: Profile) -> Outcome {
 mod tests {
     use super::*;
     use crate::runner::run_seed;
-    use crate::scenarios::liar::{Lie, caught, lying};
+    use crate::scenarios::lying_device::{Lie, caught, lying};
 
     #[test]
     fn faulty_pools_are_detected() {

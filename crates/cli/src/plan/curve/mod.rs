@@ -10,13 +10,13 @@ use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::Dimension;
 use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload};
 use flagstone_plot::Theme;
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{display::size, grouped};
 use serde::Serialize;
 
 use super::args::{block_bytes, bytes, count, optional, printable};
+use super::disk_types::{CurveArgs, none_can};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::{CurveArgs, none_can};
 use super::{head, json, once, source_lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
@@ -195,7 +195,7 @@ fn at_text(over: Over, units: &Units, at: u64) -> String {
     match over {
         Over::Size => format!("{} {}", grouped(at as f64, 0), units.size.name()),
         Over::Vcpus => format!("{at} vCPUs"),
-        Over::Block => block_size(at),
+        Over::Block => size(at),
         Over::Depth => grouped(at as f64, 0),
     }
 }
@@ -221,7 +221,7 @@ fn text(catalog: &Catalog, found: &CurveSet, files: &[PathBuf], paint: Paint) ->
         for curve in curves {
             let block = match found.over {
                 Over::Block => String::new(),
-                _ => format!(", blocks of {}", block_size(curve.block_bytes)),
+                _ => format!(", blocks of {}", size(curve.block_bytes)),
             };
             let _ = writeln!(out, "\n{}", paint.bold(&format!("{}{block}", curve.kind)));
             let columns = [

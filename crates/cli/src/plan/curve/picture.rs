@@ -5,7 +5,7 @@ use flagstone_cloud::curve::{CurvePoint, CurveSpan, LimitCurve, Over};
 use flagstone_cloud::{AccessOrder, LimitKind, Workload};
 use flagstone_plot as plot;
 use flagstone_plot::{Axis, Figure, Hue, Note, NumberFormat, Panel, PanelContent, Scale, Stretch};
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{display::size, grouped};
 
 use super::{CurveSet, limit_text};
 
@@ -148,7 +148,7 @@ fn load_text(load: &Workload, rw: &str, over: Over) -> String {
     };
     match over {
         Over::Block => what,
-        _ => format!("{what} of {}", block_size(load.block_bytes)),
+        _ => format!("{what} of {}", size(load.block_bytes)),
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::status::DesiredState;
 
-use super::state::Disk;
+use super::state::DiskState;
 
 /// Claim with which a node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub enum Action {
     Serve(ServeClaim),
     /// Durably accept the data: unverified data as verified, older data in the listed ranges, or a
     /// removed replica as a member.
-    TrustData(Disk),
+    TrustData(DiskState),
     /// Durably record that this replica was removed from the mirror.
     RecordRemoved,
     /// Transfer the role to this peer.
@@ -123,8 +123,8 @@ impl std::fmt::Display for Action {
                 "**record the role and the arbiter's epoch**, serve hosts"
             }
             Action::Serve(_) => "**record the role and a new epoch**, serve hosts",
-            Action::TrustData(Disk::Incomplete) => "**accept older data in the bad ranges**",
-            Action::TrustData(Disk::Removed) => "**forget that it was removed**",
+            Action::TrustData(DiskState::Incomplete) => "**accept older data in the bad ranges**",
+            Action::TrustData(DiskState::Removed) => "**forget that it was removed**",
             Action::RecordRemoved => "**record that it was removed**",
             Action::TrustData(_) => "**record the data as verified**",
             Action::HandOver(_) => "**record the successor**, hand over",

@@ -14,7 +14,7 @@ use super::Transition;
 use super::action::{Action, Actions, ServeClaim};
 use super::event::{Answers, OperatorOrder, RoleAnswer};
 use super::refusal::OrderRefusal;
-use super::state::{Disk, Leg, MachineState, NodeRole, servable, unchanged};
+use super::state::{DiskState, Leg, MachineState, NodeRole, servable, unchanged};
 
 pub(super) fn ordered(state: &MachineState, order: OperatorOrder) -> Transition {
     match order {
@@ -65,10 +65,11 @@ fn force_failover(state: &MachineState, unverified: bool) -> Transition {
     servable(state, unverified)?;
     let actions =
         [Action::Announce { forced: true }, Action::EndAttachment, Action::TrustData(state.disk)];
-    let trusts = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
+    let trusts =
+        matches!(state.disk, DiskState::Unverified | DiskState::Incomplete | DiskState::Removed);
     let (after, actions) =
         state.serves(ServeClaim::Forced, if trusts { &actions } else { &actions[..2] })?;
-    Ok((MachineState { disk: Disk::Consistent, ..after }, actions))
+    Ok((MachineState { disk: DiskState::Consistent, ..after }, actions))
 }
 
 fn hand_over(state: &MachineState, leg: usize) -> Transition {
@@ -89,7 +90,7 @@ fn take_over(state: &MachineState, leg: usize) -> Transition {
     let from = state.leg(leg)?;
     match state.role {
         NodeRole::Serving { .. } => Ok(unchanged(state)),
-        _ if matches!(state.disk, Disk::Inconsistent | Disk::Incomplete) => {
+        _ if matches!(state.disk, DiskState::Inconsistent | DiskState::Incomplete) => {
             Err(OrderRefusal::Inconsistent)
         }
         _ if from.phase == LegPhase::Handshake(HandshakeOutcome::SplitBrain) => {
@@ -179,7 +180,7 @@ pub(super) fn transferred(state: &MachineState) -> Transition {
         Action::EndAttachment,
     ];
     match state.role {
-        _ if state.disk == Disk::Failed => Err(OrderRefusal::Failed),
+        _ if state.disk == DiskState::Failed => Err(OrderRefusal::Failed),
         NodeRole::Serving { .. } => Ok(state.to(NodeRole::Closed, &stop)),
         _ => Ok(state.to(NodeRole::Closed, &[Action::CheckDevices, Action::EndAttachment])),
     }

@@ -9,12 +9,12 @@ use super::Transition;
 use super::action::{Action, ServeClaim};
 use super::event::{AdmittedBy, Handover};
 use super::refusal::OrderRefusal;
-use super::state::{Disk, Leader, MachineState, NodeRole, servable, unchanged};
+use super::state::{DiskState, Leader, MachineState, NodeRole, servable, unchanged};
 
 pub(super) fn attached(state: &MachineState, epoch: u64) -> Transition {
     match state.role {
         NodeRole::Serving { .. } => Err(OrderRefusal::Serving),
-        _ if state.disk == Disk::Failed => Err(OrderRefusal::Failed),
+        _ if state.disk == DiskState::Failed => Err(OrderRefusal::Failed),
         // A higher epoch than any seen, or the one already admitted.
         role if epoch < role.epoch() => Err(OrderRefusal::Fenced),
         _ if state.promised > 0 && epoch != state.promised => Err(OrderRefusal::Fenced),
@@ -71,11 +71,11 @@ pub(super) fn handed_over(state: &MachineState, outcome: Handover) -> Transition
     let target = NodeRole::Target { epoch, attached: false };
     match (outcome, state.disk) {
         (Handover::Unknown, _) => Ok(unchanged(state)),
-        (Handover::Accepted, Disk::Failed) => Ok(state.to(target, &[Action::LeaveRole])),
+        (Handover::Accepted, DiskState::Failed) => Ok(state.to(target, &[Action::LeaveRole])),
         (Handover::Accepted, _) => Ok(state.to(target, &[Action::PutAway(ReplicaRole::Target)])),
         (Handover::Declined, _) if state.promised > 0 => Err(OrderRefusal::Overtaken),
         // Only the peer has the data.
-        (Handover::Declined, Disk::Failed) => {
+        (Handover::Declined, DiskState::Failed) => {
             Ok(state.to(NodeRole::Serving { epoch }, &[Action::ServeThroughPeer]))
         }
         (Handover::Declined, _) => {

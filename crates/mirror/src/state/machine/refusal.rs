@@ -11,15 +11,15 @@ named! {
         NoPeer = "there is no such peer",
         /// The local data is inconsistent.
         Inconsistent = "the local data is inconsistent: a resync to it has not completed",
-        /// See [`Disk::Incomplete`](super::Disk::Incomplete).
+        /// See [`DiskState::Incomplete`](super::Disk::Incomplete).
         Incomplete = "ranges that the source could not copy hold older data",
         /// The replica holds no data yet.
         Blank = "the replica holds no data yet",
         /// The local leg has failed.
         Failed = "the local leg has failed",
-        /// See [`Disk::Unverified`](super::Disk::Unverified).
+        /// See [`DiskState::Unverified`](super::Disk::Unverified).
         Unverified = "a flush of the local device failed, and no resync has completed since",
-        /// See [`Disk::Removed`](super::Disk::Removed).
+        /// See [`DiskState::Removed`](super::Disk::Removed).
         Removed = "the source has removed this replica from the mirror",
         /// A peer serves hosts.
         PeerServes = "a peer serves hosts",
@@ -49,6 +49,10 @@ named! {
         LeaderFirst = "the first volume of the consistency group decides which node serves the group",
         /// See [`PeerConsent::Unknown`](super::PeerConsent::Unknown).
         Unconfirmed = "a peer answers, and has not confirmed that it serves no hosts",
+        /// A silent peer may serve by the record at the former store of this node.
+        OtherArbiter = "a peer does not answer, and may be granted the role at the arbiter that this node used \
+                        before, where the order would not be recorded: name that arbiter again, or power the peer \
+                        off, set failover = \"manual\", restart this node and repeat the order",
         /// See [`PeerConsent::TooOld`](super::PeerConsent::TooOld).
         PeerTooOld = "a peer serves hosts, and its release cannot be ordered to stop",
     }

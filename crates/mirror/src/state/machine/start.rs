@@ -7,14 +7,14 @@ use crate::agree::plan::HandshakePlan;
 
 use super::action::{Action, Actions, ServeClaim};
 use super::event::{Answers, RoleAnswer};
-use super::state::{Disk, MachineState, NodeRole, PeerDataState, unchanged};
+use super::state::{DiskState, MachineState, NodeRole, PeerDataState, unchanged};
 
 /// The last source serves again without the operator if each peer is recorded as out of date. A
 /// peer may have been promoted since, so it is asked first. Otherwise the node waits for a
 /// handshake.
 pub(super) fn opened(state: &MachineState) -> (MachineState, Actions) {
     let NodeRole::Waiting { handed_over: false, .. } = state.role else { return unchanged(state) };
-    if state.disk != Disk::Consistent {
+    if state.disk != DiskState::Consistent {
         return unchanged(state);
     }
     let known = || state.records.iter().filter(|record| **record != PeerDataState::Unknown);

@@ -21,7 +21,7 @@ pub struct MachineState {
     /// Role of this node.
     pub role: NodeRole,
     /// State of the local data.
-    pub disk: Disk,
+    pub disk: DiskState,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
     /// Records of peers in the superblock, in the order of their first handshake. A peer that was
@@ -100,7 +100,7 @@ pub enum NodeRole {
 
 /// State of the local data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Disk {
+pub enum DiskState {
     /// Consistent; the records of the peers say whether it is current.
     Consistent,
     /// It never held data.
@@ -189,14 +189,14 @@ impl MachineState {
 /// Checks that the local data may be served at all.
 pub(crate) fn servable(state: &MachineState, unverified: bool) -> Result<(), OrderRefusal> {
     match state.disk {
-        Disk::Consistent => Ok(()),
-        Disk::Unverified | Disk::Incomplete | Disk::Removed if unverified => Ok(()),
-        Disk::Unverified => Err(OrderRefusal::Unverified),
-        Disk::Blank => Err(OrderRefusal::Blank),
-        Disk::Inconsistent => Err(OrderRefusal::Inconsistent),
-        Disk::Incomplete => Err(OrderRefusal::Incomplete),
-        Disk::Removed => Err(OrderRefusal::Removed),
-        Disk::Failed => Err(OrderRefusal::Failed),
+        DiskState::Consistent => Ok(()),
+        DiskState::Unverified | DiskState::Incomplete | DiskState::Removed if unverified => Ok(()),
+        DiskState::Unverified => Err(OrderRefusal::Unverified),
+        DiskState::Blank => Err(OrderRefusal::Blank),
+        DiskState::Inconsistent => Err(OrderRefusal::Inconsistent),
+        DiskState::Incomplete => Err(OrderRefusal::Incomplete),
+        DiskState::Removed => Err(OrderRefusal::Removed),
+        DiskState::Failed => Err(OrderRefusal::Failed),
     }
 }
 

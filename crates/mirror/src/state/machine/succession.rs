@@ -108,10 +108,10 @@ pub(super) fn removed(state: &MachineState, epoch: u64) -> Transition {
     })
 }
 
-/// Steps aside for a node with a later claim. Writes of this node alone are kept.
+/// Steps down for a node with a higher epoch. Writes that only this node has are kept.
 fn depose(state: &MachineState, by: u64) -> (MachineState, Actions) {
     let serves = matches!(state.role, NodeRole::Serving { .. });
-    // Calls are in flight also if hosts were refused at the announcement.
+    // Earlier calls may be in flight even if hosts have been refused since the announcement.
     let actions = [
         Action::RefuseHosts,
         Action::Record(ReplicaRole::Deposed),

@@ -19,7 +19,7 @@ use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder};
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use zeroize::Zeroizing;
 
-use crate::arbiter::bucket::credential::{Checked, NO_WORD};
+use crate::arbiter::bucket::credential::{CheckedProvider, NO_WORD};
 use crate::arbiter::bucket::http::{Connector, is_word};
 use crate::arbiter::bucket::no_answer;
 
@@ -55,11 +55,11 @@ pub(super) struct Client {
     pub(super) store: Box<dyn ObjectStore>,
     pub(super) cloud: Cloud,
     pub(super) secret: Secret,
-    identity: Identity,
+    identity: CredentialSource,
 }
 
 /// Source of credentials.
-enum Identity {
+enum CredentialSource {
     Aws(AwsCredentialProvider),
     Azure(AzureCredentialProvider),
     Google(GcpCredentialProvider),
@@ -69,9 +69,9 @@ impl Client {
     /// Obtains a token, if the credentials are short-lived and none is valid.
     pub(super) async fn authenticate(&self) -> Result<(), NoAnswer> {
         match &self.identity {
-            Identity::Aws(provider) => provider.get_credential().await.map(drop),
-            Identity::Azure(provider) => provider.get_credential().await.map(drop),
-            Identity::Google(provider) => provider.get_credential().await.map(drop),
+            CredentialSource::Aws(provider) => provider.get_credential().await.map(drop),
+            CredentialSource::Azure(provider) => provider.get_credential().await.map(drop),
+            CredentialSource::Google(provider) => provider.get_credential().await.map(drop),
         }
         .map_err(|error| no_answer(&error))
     }
@@ -141,9 +141,9 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                 Some(_) => None,
                 None => std::env::var_os("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(Into::into),
             };
-            let checked: AwsCredentialProvider = Arc::new(Checked { inner, token_file });
+            let checked: AwsCredentialProvider = Arc::new(CheckedProvider { inner, token_file });
             let store = builder.with_credentials(checked.clone()).build().map_err(unusable)?;
-            (Box::new(store), Identity::Aws(checked))
+            (Box::new(store), CredentialSource::Aws(checked))
         }
         Cloud::Azure => {
             let mut builder = MicrosoftAzureBuilder::new()
@@ -174,9 +174,10 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                 }
             };
             let inner = builder.clone().build().map_err(unusable)?.credentials().clone();
-            let checked: AzureCredentialProvider = Arc::new(Checked { inner, token_file: None });
+            let checked: AzureCredentialProvider =
+                Arc::new(CheckedProvider { inner, token_file: None });
             let store = builder.with_credentials(checked.clone()).build().map_err(unusable)?;
-            (Box::new(store), Identity::Azure(checked))
+            (Box::new(store), CredentialSource::Azure(checked))
         }
         Cloud::Google => {
             let mut builder = GoogleCloudStorageBuilder::new()
@@ -193,9 +194,10 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                 (None, Err(_)) => builder,
             };
             let inner = builder.clone().build().map_err(unusable)?.credentials().clone();
-            let checked: GcpCredentialProvider = Arc::new(Checked { inner, token_file: None });
+            let checked: GcpCredentialProvider =
+                Arc::new(CheckedProvider { inner, token_file: None });
             let store = builder.with_credentials(checked.clone()).build().map_err(unusable)?;
-            (Box::new(store), Identity::Google(checked))
+            (Box::new(store), CredentialSource::Google(checked))
         }
     };
     Ok(Client { store, cloud, secret, identity })

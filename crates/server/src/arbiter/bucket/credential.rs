@@ -50,7 +50,7 @@ impl HeaderTexts for GcpCredential {
 
 /// A provider whose unusable credentials are errors.
 #[derive(Debug)]
-pub(super) struct Checked<T> {
+pub(super) struct CheckedProvider<T> {
     pub(super) inner: Arc<dyn CredentialProvider<Credential = T>>,
     /// File of a token that the provider sends.
     pub(super) token_file: Option<PathBuf>,
@@ -58,7 +58,7 @@ pub(super) struct Checked<T> {
 
 type Obtained<'a, T> = Pin<Box<dyn Future<Output = object_store::Result<Arc<T>>> + Send + 'a>>;
 
-impl<T: HeaderTexts> CredentialProvider for Checked<T> {
+impl<T: HeaderTexts> CredentialProvider for CheckedProvider<T> {
     type Credential = T;
 
     fn get_credential<'service, 'future>(&'service self) -> Obtained<'future, T>
@@ -97,7 +97,7 @@ mod tests {
 
     fn obtained<T: HeaderTexts>(credential: T, token_file: Option<PathBuf>) -> Option<String> {
         let inner = Arc::new(StaticCredentialProvider::new(credential));
-        let checked = Checked { inner, token_file };
+        let checked = CheckedProvider { inner, token_file };
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(checked.get_credential()).err().map(|error| error.to_string())
     }

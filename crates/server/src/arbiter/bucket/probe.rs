@@ -84,7 +84,7 @@ impl Probe<'_> {
         }
     }
 
-    /// The object, which is made if there is none.
+    /// Reads the object; creates it if there is none.
     async fn object(&self) -> Stored {
         loop {
             if let Some(found) = self.get().await {

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::stats::CallKind;
 use flagstone_blockdev::{IoFuture, Layer, MemoryDevice};
 use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::member::{Member, MemberChange};
 use flagstone_nvmf_target::TargetConfig;
 use flagstone_runtime::{block_on, spawn, time};
+use flagstone_stack::open_device;
 
 use super::*;
 use crate::mirrors::peers::PeersChanged;
@@ -137,13 +138,13 @@ impl Layer for Hanging {
 
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         _offset: u64,
         _len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         let (device, hung) = (self.device.clone(), self.hung.clone());
-        let changes = call != Call::Read;
+        let changes = call != CallKind::Read;
         IoFuture::later(async move {
             while changes && hung.load(Ordering::SeqCst) {
                 time::sleep(Duration::from_millis(1)).await;
@@ -189,6 +190,57 @@ fn late_writes_of_a_log_move_delay_other_changes() {
         let _ = moving.await.unwrap();
         eventually("the move has ended", || !running()).await;
         node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// Regression: a move of the log began while the new peer was asked who it is. The peers changed
+/// under it, and the replica was opened again with the old log.
+#[test]
+fn peers_do_not_change_when_another_change_has_begun() {
+    block_on(async {
+        let node = Node::alone(("memory:64MiB", Some("memory:1MiB"))).await;
+        node.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        let silent = listener();
+        let (mirrored, at) = (node.mirrored.clone(), format!("127.0.0.1:{}", port(&silent)));
+        let adding =
+            spawn(async move { mirrored.add_peer("node-d", Some(&at), |_| true, false).await });
+        let asked = silent.accept().await.unwrap();
+        node.mirrored.moving_log.set(true);
+        drop((asked, silent));
+        assert!(refusal(adding.await.unwrap()).contains("is being changed"));
+        node.mirrored.moving_log.set(false);
+        assert_eq!(node.mirrored.peers(), ["node-b"]);
+        node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// Regression: the source of a target asked it to grow while it was being deleted. The mirror that
+/// replaced the old one was not deleted.
+#[test]
+fn deletion_keeps_other_changes_out() {
+    block_on(async {
+        let file = file(64 << 20);
+        let node = Node::alone((path(&file), Some("memory:1MiB"))).await;
+        node.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        node.serves().await;
+        let mirror = node.mirrored.mirror().unwrap();
+        let hung = Arc::new(AtomicBool::new(false));
+        node.mirrored.reopenable.close();
+        let device = open_device(&path(&file).parse().unwrap(), &Default::default()).await;
+        let device = device.unwrap();
+        let device = Arc::new(Hanging { device, hung: hung.clone() });
+        node.mirrored.reopenable.set(device).unwrap();
+        hung.store(true, Ordering::SeqCst);
+        let mirrored = node.mirrored.clone();
+        let deleting = spawn(async move { mirrored.delete(true, false).await });
+        eventually("the deletion runs", || node.mirrored.growing.get()).await;
+        let refused = node.mirrored.resize(&mirror, mirror.usable_bytes()).await;
+        assert!(refused.unwrap_err().contains("already"));
+        hung.store(false, Ordering::SeqCst);
+        deleting.await.unwrap().unwrap();
+        assert!(node.mirrored.mirror().is_none() && !node.mirrored.growing.get());
     })
     .unwrap();
 }

@@ -35,7 +35,7 @@ use self::lines::Line;
 use self::log_copies::LogCopies;
 use self::nodes::{devices, shared};
 use super::link::{Network, NetworkHandle};
-use super::{Kind, past, releases};
+use super::{Kind, full_history, releases};
 use crate::model::Shared;
 
 pub(super) const DATA: &str = "/dev/data";
@@ -140,7 +140,7 @@ impl Cluster {
                 sim.add_disk(node, LOG2, DiskConfig::block_device(device_bytes));
             }
         }
-        make_replicas(&sim, nodes, geometry, separate_log, past::is_long(seed));
+        make_replicas(&sim, nodes, geometry, separate_log, full_history::is_long(seed));
         let usable = layout(device_bytes, &geometry).expect("room").usable_bytes;
         let (path, at) = if separate_log { (LOG, 0) } else { (DATA, usable) };
         let log_bytes = (device_bytes - 8192 - usable) as usize;
@@ -310,7 +310,7 @@ fn make_replicas(
             let log = shared(log);
             Replica::create(data.clone(), log.clone(), create).await.expect("sound disks");
             if create.with_data && long_past {
-                past::lengthen(data, log).await;
+                full_history::lengthen(data, log).await;
             }
         });
         sim.block_on(made).expect("the task is not aborted");

@@ -22,7 +22,7 @@ use super::open::open_log_spec;
 use super::{CreateError, MirrorFailure, MirroredVolume};
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::derived_uuid;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 /// Tag of a volume in the superblocks of its replicas: eight bytes of its name's UUID, never 0.
 pub(super) fn volume_tag(replica_nqn: &flagstone_nvme::Nqn) -> u64 {
@@ -78,21 +78,21 @@ impl MirroredVolume {
              give the volume the name that it had",
             self.name,
             superblock.replica,
-            size_text(superblock.geometry.usable_bytes)
+            exact_size(superblock.geometry.usable_bytes)
         )
     }
 
     fn describe_remnant(&self, remnant: &Remnant) -> String {
         let name = &self.name;
         let has_bytes = self.leg.geometry().size_bytes;
-        let has = size_text(has_bytes);
+        let has = exact_size(has_bytes);
         let log_of = |owner: &LogOwner, what: String| {
             let needs = owner.device_bytes();
             let then = if has_bytes < needs {
                 format!(
                     "it has become smaller, or is another device: give `{name}` one of {} or more, \
                      with what was on it",
-                    size_text(needs)
+                    exact_size(needs)
                 )
             } else {
                 format!(
@@ -104,7 +104,7 @@ impl MirroredVolume {
                 "{what} is that of replica {}, of {}, and the device of `{name}`, of {has}, has no \
                  replica: {then}",
                 owner.replica,
-                size_text(owner.geometry.usable_bytes)
+                exact_size(owner.geometry.usable_bytes)
             )
         };
         match remnant {
@@ -159,7 +159,7 @@ impl MirroredVolume {
                  {name} --target`. If what is on the device here is to be the volume, and what {peer} \
                  has is not needed: `--source --new-volume`",
                 identity.view.replica,
-                size_text(identity.view.usable_bytes)
+                exact_size(identity.view.usable_bytes)
             ));
         }
         Ok(())

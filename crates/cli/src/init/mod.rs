@@ -1,11 +1,16 @@
-//! `flagstone init`: writes a commented configuration for a common case.
+//! `flagstone init`: writes a commented configuration for a common case, or sets up the service
+//! with one.
 //!
 //! On a terminal it asks for missing values. The result is checked before anything is written, and
 //! an existing file is replaced only with consent.
 
+mod files;
+mod install;
+mod setup;
+
 use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::listen_spec::ListenSpec;
@@ -13,30 +18,39 @@ use flagstone_config::starter::{
     HOST_KEY, PAIR_KEY, Starter, StarterAccess, StarterLimit, StarterNode, StarterPair,
 };
 use flagstone_config::{Arguments, Config};
+use flagstone_host::root::Root;
 
+use self::install::{Installation, install};
+use self::setup::{Setup, SetupKeys};
 use crate::args::InitArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::{complain, print, wants_color};
-
-/// Directory of the package's unit, whose files are served by the service.
-const SERVICE_DIRECTORY: &str = "/etc/flagstone/conf.d";
-
-/// Directory of the operator's additions to the unit.
-const DROP_INS: &str = "/etc/systemd/system/flagstone.service.d";
 
 /// Longest answer to a question, in bytes.
 const ANSWER_BYTES_MAX: u64 = 4096;
 
 pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
+    if let Some(from) = &args.from {
+        let setup = Setup::read(from)?;
+        let Some(config) = accepted(&from.display().to_string(), &setup.configuration) else {
+            return Ok(Exit::Usage);
+        };
+        let InitArgs { root, force, dry_run, .. } = args;
+        let (force, dry_run) = (*force, *dry_run);
+        let done = install(&setup, &config, &Installation { root, force, dry_run, peer: None })?;
+        return Ok(print(&done, Exit::Success));
+    }
     let starter = starter(args)?;
     let name = args.file.as_ref().map_or("init".to_owned(), |file| file.display().to_string());
     let (text, peer) = (starter.text(), starter.peer_text());
-    for (name, text) in [(name.as_str(), Some(&text)), ("the peer's file", peer.as_ref())] {
-        let Some(text) = text else { continue };
-        if let Err(mistakes) = Config::check_text(name, text, &Arguments::default()) {
-            complain(&mistakes.render(wants_color(&io::stderr())));
-            return Ok(Exit::Usage);
-        }
+    let Some(config) = accepted(&name, &text) else { return Ok(Exit::Usage) };
+    if let Some(peer) = &peer
+        && accepted("the peer's file", peer).is_none()
+    {
+        return Ok(Exit::Usage);
+    }
+    if args.install {
+        return install_pair(args, &starter, &config, (text, peer));
     }
     let files = [(&args.file, Some(&text)), (&args.peer_file, peer.as_ref())];
     let files = files.into_iter().filter_map(|(file, text)| Some((file.as_ref()?, text?)));
@@ -56,7 +70,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
     if let (Some(peer), Some(pair), None) = (&peer, &starter.pair, &args.peer_file) {
         out += &format!("# ---- the file of {} ----\n{peer}", pair.peer.name);
     }
-    if let Some(warning) = missing_device(&starter.device) {
+    if let Some(warning) = missing_device(Path::new("/"), &starter.device) {
         complain(&warning);
     }
     let next = next_commands(&starter, args);
@@ -68,10 +82,73 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
     Ok(print(&out, Exit::Success))
 }
 
-/// A warning if the device is a path that is not here. The file may be for another machine.
-fn missing_device(device: &str) -> Option<String> {
+/// The parsed configuration, or None after its mistakes were printed.
+fn accepted(name: &str, text: &str) -> Option<Config> {
+    match Config::check_text(name, text, &Arguments::default()) {
+        Ok(checked) => Some(checked.config),
+        Err(mistakes) => {
+            complain(&mistakes.render(wants_color(&io::stderr())));
+            None
+        }
+    }
+}
+
+/// Installs this node, and writes the setup of its peer.
+fn install_pair(
+    args: &InitArgs,
+    starter: &Starter,
+    config: &Config,
+    (text, peer): (String, Option<String>),
+) -> Result<Exit, Failure> {
+    let keys = match starter.access {
+        StarterAccess::Keys { .. } => Some(SetupKeys::generate(peer.is_some())?),
+        StarterAccess::Local | StarterAccess::Insecure => None,
+    };
+    let peer = peer.map(|text| Setup::new(text, keys.clone()));
+    let peer_file = match (&args.peer_file, &starter.pair) {
+        (Some(file), _) => file.clone(),
+        (None, Some(pair)) => PathBuf::from(format!("{}.setup", pair.peer.name)),
+        (None, None) => PathBuf::new(),
+    };
+    let (root, force, dry_run) = (&args.root, args.force, args.dry_run);
+    let peer = peer.as_ref().map(|peer| (peer_file.as_path(), peer));
+    let setup = Setup::new(text, keys);
+    let mut out = install(&setup, config, &Installation { root, force, dry_run, peer })?;
+    if let Some(warning) = missing_device(root, &starter.device) {
+        complain(&warning);
+    }
+    if let Some(pair) = &starter.pair {
+        out += &pair_commands(starter, pair, &peer_file);
+    }
+    Ok(print(&out, Exit::Success))
+}
+
+/// The commands that make the mirror, and attach the host to it.
+fn pair_commands(starter: &Starter, pair: &StarterPair, peer_file: &Path) -> String {
+    let (volume, node, peer) = (&starter.volume, &pair.node, &pair.peer);
+    let peer_file = peer_file.display();
+    let mut lines = vec![
+        format!("{}# ssh root@{} flagstone init --from - <{peer_file}", node.name, peer.host()),
+        format!("{}# flagstone mirror create {volume} --source", node.name),
+        format!("{}# flagstone mirror create {volume} --target --watch", peer.name),
+        "host# modprobe nvme-tcp".to_owned(),
+    ];
+    let attach = format!("host# nvme connect-all -t tcp -a {} -s {}", node.host(), node.port());
+    let secret = match starter.access {
+        StarterAccess::Keys { .. } => {
+            format!(" --dhchap-secret \"$(ssh root@{} cat {HOST_KEY})\"", node.host())
+        }
+        StarterAccess::Local | StarterAccess::Insecure => String::new(),
+    };
+    lines.push(format!("{attach} --ctrl-loss-tmo=300{secret}"));
+    format!("next ({}'s device is overwritten):\n  {}\n", peer.name, lines.join("\n  "))
+}
+
+/// A warning if the device is a path that is not in the system at `root`. A configuration may be
+/// for another machine.
+fn missing_device(root: &Path, device: &str) -> Option<String> {
     let Ok(DeviceSpec::Path(path)) = device.parse() else { return None };
-    let is_missing = !path.exists();
+    let is_missing = !Root::new(root).locate(&path.to_string_lossy()).exists();
     is_missing.then(|| {
         format!(
             "warning: {device} does not exist on this machine: create it there before the server \
@@ -84,25 +161,15 @@ fn missing_device(device: &str) -> Option<String> {
 fn next_commands(starter: &Starter, args: &InitArgs) -> String {
     let mut commands = Vec::new();
     let own = args.file.as_deref().unwrap_or(Path::new("FILE"));
-    let is_service = own.starts_with(SERVICE_DIRECTORY);
     if let StarterAccess::Keys { .. } = starter.access {
-        commands.extend(key_commands(starter, is_service));
+        commands.extend(key_commands(starter));
     }
     if let (Some(pair), Some(peer)) = (&starter.pair, &args.peer_file) {
         let host = pair.peer.host();
         commands.push(format!("scp {} root@{host}:{}", peer.display(), own.display()));
     }
     let both = if starter.pair.is_some() { "   # on both nodes" } else { "" };
-    if is_service && starter.device.starts_with("/dev/") {
-        commands.push(format!(
-            "mkdir -p {DROP_INS}; printf '[Service]\\nDeviceAllow=%s rw\\n' {} >{DROP_INS}/{}.conf{both}",
-            starter.device, starter.volume
-        ));
-    }
-    commands.push(match is_service {
-        true => format!("systemctl daemon-reload; systemctl enable --now flagstone{both}"),
-        false => format!("flagstone serve {}{both}", own.display()),
-    });
+    commands.push(format!("flagstone serve {}{both}", own.display()));
     if let Some(pair) = &starter.pair {
         let (volume, node, peer) = (&starter.volume, &pair.node.name, &pair.peer.name);
         let create = format!("flagstone mirror create {volume}");
@@ -110,22 +177,19 @@ fn next_commands(starter: &Starter, args: &InitArgs) -> String {
         commands
             .push(format!("{create} --target --watch   # on {peer}, whose device is overwritten"));
     }
-    format!("# next:\n#   {}\n", commands.join("\n#   "))
+    let title = "# next (--install in place of FILE does this for the service of the package):";
+    format!("{title}\n#   {}\n", commands.join("\n#   "))
 }
 
-/// The commands that make the keys and bring them to the peer. The service's user owns them.
-fn key_commands(starter: &Starter, is_service: bool) -> Vec<String> {
+/// The commands that make the keys and bring them to the peer.
+fn key_commands(starter: &Starter) -> Vec<String> {
     let folder = Path::new(HOST_KEY).parent().unwrap_or(Path::new("/")).display();
     let make = |key| format!("flagstone key generate {key}");
     let pair = starter.pair.as_ref();
     let mut commands = vec![format!("mkdir -p -m 700 {folder}"), make(HOST_KEY)];
     commands.extend(pair.map(|_| make(PAIR_KEY)));
-    let own = format!("chown -R flagstone: {folder}");
-    commands.extend(is_service.then(|| own.clone()));
     if let Some(pair) = pair {
-        let host = pair.peer.host();
-        let chown = if is_service { format!("; ssh root@{host} {own}") } else { String::new() };
-        commands.push(format!("scp -rp {folder} root@{host}:/etc/flagstone/{chown}"));
+        commands.push(format!("scp -rp {folder} root@{}:/etc/flagstone/", pair.peer.host()));
     }
     commands
 }
@@ -260,12 +324,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.img");
         let device = path.to_str().unwrap();
-        let warning = missing_device(device).unwrap();
+        let warning = missing_device(Path::new("/"), device).unwrap();
         assert!(warning.contains(device) && warning.contains("does not exist"), "{warning}");
         fs::write(&path, "").unwrap();
-        assert_eq!(missing_device(device), None);
+        assert_eq!(missing_device(Path::new("/"), device), None);
         for other in ["memory:1GiB", "nbd://h/x"] {
-            assert_eq!(missing_device(other), None);
+            assert_eq!(missing_device(Path::new("/"), other), None);
         }
     }
 }

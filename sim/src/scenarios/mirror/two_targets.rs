@@ -20,8 +20,8 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::time;
 
 use super::cluster::{DATA, DESIRED_STATES};
+use super::full_history;
 use super::link::NetworkHandle;
-use super::past;
 use crate::Outcome;
 use crate::load::{LoadOptions, run as load, verify};
 use crate::model::Shared;
@@ -99,8 +99,8 @@ impl Trio {
             };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device(), None, create).await.expect("sound disks");
-                if create.with_data && past::is_long(seed) {
-                    past::lengthen(device(), None).await;
+                if create.with_data && full_history::is_long(seed) {
+                    full_history::lengthen(device(), None).await;
                 }
             });
             sim.block_on(made).expect("the task is not aborted");

@@ -40,15 +40,15 @@ impl Calls {
     }
 }
 
-pub struct Held {
+pub struct BlockingDevice {
     device: SharedDevice,
     calls: Arc<Calls>,
 }
 
-impl Held {
+impl BlockingDevice {
     pub fn wrap(device: SharedDevice) -> (SharedDevice, Arc<Calls>) {
         let calls = Arc::new(Calls::default());
-        (Arc::new(Held { device, calls: calls.clone() }), calls)
+        (Arc::new(BlockingDevice { device, calls: calls.clone() }), calls)
     }
 
     fn after<T: 'static>(
@@ -74,7 +74,7 @@ impl Held {
     }
 }
 
-impl BlockDevice for Held {
+impl BlockDevice for BlockingDevice {
     fn geometry(&self) -> Geometry {
         self.device.geometry()
     }

@@ -8,7 +8,7 @@ use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
 use flagstone_auth::{
-    Concatenation, Group, Hash, HostExchange, HostStep, Names, Randomness, Secret,
+    Concatenation, DhGroup, Hash, HostExchange, HostStep, Names, Randomness, Secret,
 };
 use flagstone_nvme::Sqe;
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
@@ -25,7 +25,7 @@ pub(crate) fn generate_psk(port: u16, subsystem: &str, key: &str) -> Psk {
         secret: secret.clone(),
         controller_secrets: vec![secret],
         hashes: vec![Hash::Sha256],
-        groups: vec![Group::Ffdhe2048],
+        groups: vec![DhGroup::Ffdhe2048],
         concatenation: Concatenation::NewPsk,
     };
     // The server draws its own part, so that the PSK differs in each run.

@@ -120,7 +120,7 @@ fn volume_appears_with_its_backing_server() {
     }
     let limits = &get(&api, "/v1/volumes/nvme")["limits"];
     assert!(limits[0]["immediate"].as_u64() > Some(0), "{limits:#}");
-    assert!(status(&server, &["nvme"]).contains("16MiB"), "{}", status(&server, &["nvme"]));
+    assert!(status(&server, &["nvme"]).contains("16 MiB"), "{}", status(&server, &["nvme"]));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::runner::run_seed;
 use crate::{Outcome, Scenario};
 
 /// A device that violates one guarantee.
-struct Liar {
+struct LyingDevice {
     device: SharedDevice,
     lie: Lie,
 }
@@ -22,7 +22,7 @@ pub(crate) enum Lie {
     Place,
 }
 
-impl BlockDevice for Liar {
+impl BlockDevice for LyingDevice {
     fn geometry(&self) -> Geometry {
         self.device.geometry()
     }
@@ -56,7 +56,7 @@ impl BlockDevice for Liar {
 
 /// Wrapper that makes a correct device violate one guarantee.
 pub(crate) fn lying(lie: Lie) -> impl Fn(SharedDevice) -> SharedDevice {
-    move |device| std::sync::Arc::new(Liar { device, lie })
+    move |device| std::sync::Arc::new(LyingDevice { device, lie })
 }
 
 /// Number of failing seeds among 40.

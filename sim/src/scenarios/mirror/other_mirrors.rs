@@ -326,7 +326,7 @@ fn attach_does_not_wait_for_lost_ordered_writes() {
             let (volume, source) = (source.volume, source.replica);
             PeerRequest::Attach(AttachRequest {
                 group: 0,
-                asks: false,
+                asks: None,
                 volume,
                 source,
                 epoch,
@@ -395,7 +395,7 @@ fn resync_starts_while_the_target_is_promoted() {
         let (epoch, expected) = (mirror.status().role_epoch, source.current);
         let attach = AttachRequest {
             group: 0,
-            asks: false,
+            asks: None,
             volume,
             source: replica,
             epoch,

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::conn::{Cargo, Conn};
-use super::state::{Entry, Event, State, errno, keys_where};
+use super::state::{Entry, SimEvent, State, errno, keys_where};
 use crate::net::Direction;
 use crate::op::{OpId, Ops};
 
@@ -78,7 +78,7 @@ impl State {
         if direction != Direction::Receive {
             self.finish_stream(number, end);
         }
-        self.schedule(self.now, Event::Wake(number, end));
+        self.schedule(self.now, SimEvent::Wake(number, end));
     }
 
     /// True if the end of the other side has arrived, or the connection has failed.
@@ -123,7 +123,7 @@ impl State {
         let (from, to) = (conn.ends[1 - to_end].node, conn.ends[to_end].node);
         if !self.is_blocked(from, to) {
             let delay = self.link(from, to).latency.sample(&mut self.rng);
-            self.schedule(self.now + delay, Event::Reset(number, to_end));
+            self.schedule(self.now + delay, SimEvent::Reset(number, to_end));
         }
     }
 
@@ -136,7 +136,7 @@ impl State {
         for number in keys_where(&self.conns, between) {
             for end in [0, 1] {
                 let delay = self.link(a, b).latency.sample(&mut self.rng);
-                self.schedule(self.now + delay, Event::Reset(number, end));
+                self.schedule(self.now + delay, SimEvent::Reset(number, end));
             }
         }
     }
@@ -203,7 +203,7 @@ impl State {
         } else {
             self.finish_stream(number, end);
         }
-        self.schedule(now, Event::Deliver(number, 1 - end));
+        self.schedule(now, SimEvent::Deliver(number, 1 - end));
     }
 
     /// A socket of a node without power: some of its data in transit still arrives, the rest is
@@ -222,7 +222,7 @@ impl State {
             if let Some(conn) = self.conns.get_mut(&number) {
                 conn.pipes[end].arrive(u64::MAX, room, false);
             }
-            self.schedule(self.now, Event::Wake(number, 1 - end));
+            self.schedule(self.now, SimEvent::Wake(number, 1 - end));
         }
         if let Some(conn) = self.conns.get_mut(&number) {
             conn.pipes[end].wire.clear();
