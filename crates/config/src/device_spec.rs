@@ -383,7 +383,9 @@ fn set_nvme_option(
             Some("0") => spec.tls_identity_0 = true,
             Some("1") => spec.tls_identity_0 = false,
             _ => {
-                return Err(OptionValue("tls-identity is 0 (for SPDK's target) or 1 (the default)"));
+                return Err(OptionValue(
+                    "tls-identity is 0 (for SPDK's target) or 1 (the default)",
+                ));
             }
         },
         ("header-digest", None) => spec.header_digest = true,
