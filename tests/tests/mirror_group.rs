@@ -1,5 +1,5 @@
-//! Consistency group of two asynchronous volumes: after the death of their source, the target shows
-//! both at one moment, and orders concern both or neither.
+//! Consistency group of two volumes: after the death of their source, the target shows both at one
+//! moment, and orders concern both or neither.
 //!
 //! One host writes a block of one volume after the other, so each write depends on all earlier
 //! ones, whichever volume they changed. The target's disk of `data` is slow and its disk of `log`
@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use flagstone_lab::ports::free_ports;
+use flagstone_tests::etcd::Etcd;
 use flagstone_tests::process::{stall_process, until};
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{Server, binary};
@@ -134,8 +135,9 @@ struct Nodes {
 }
 
 impl Nodes {
-    /// Starts both nodes, each with both volumes. `options` of a volume's mirror go to both nodes.
-    fn start(options: [&str; 2]) -> Nodes {
+    /// Starts both nodes, each with both volumes. The `options` of a volume's mirror, and the other
+    /// `sections`, go to both nodes.
+    fn start(options: [&str; 2], sections: &str) -> Nodes {
         let scratch = Scratch::new();
         let ports: [u16; 2] = free_ports().expect("ports are free");
         let disks = NAMES.map(|node| {
@@ -154,12 +156,13 @@ impl Nodes {
                     _ => "",
                 };
                 text += &format!(
-                    "[volume.{name}]\nmirror = {{ peer = \"{peer}\", mode = \"async\", group = \"{GROUP}\", \
-                     {} }}\n{slow}device = {:?}\n",
+                    "[volume.{name}]\nmirror = {{ peer = \"{peer}\", group = \"{GROUP}\", {} }}\n{slow}\
+                     device = {:?}\n",
                     options[volume], disks[index][volume]
                 );
             }
             let file = scratch.join(&format!("{node}.toml"));
+            text += sections;
             std::fs::write(&file, text).expect("a configuration can be written");
             let listen = format!("nvme-tcp://127.0.0.1:{}", ports[index]);
             let file = file.to_str().expect("temporary paths are UTF-8");
@@ -169,8 +172,8 @@ impl Nodes {
     }
 
     /// As [`Nodes::start`], in sync, with the first node as the source.
-    fn in_sync(options: [&str; 2]) -> Nodes {
-        let nodes = Nodes::start(options);
+    fn in_sync(options: [&str; 2], sections: &str) -> Nodes {
+        let nodes = Nodes::start(options, sections);
         for volume in VOLUMES {
             nodes.order(0, &["create", volume, "--source"]);
             nodes.order(1, &["create", volume, "--target"]);
@@ -258,7 +261,7 @@ impl Nodes {
 
 #[test]
 fn group_shows_one_moment_after_its_source_died() {
-    let mut nodes = Nodes::in_sync(["queue = \"32MiB\"", "queue = \"32MiB\""]);
+    let mut nodes = Nodes::in_sync(["mode = \"async\", queue = \"32MiB\""; 2], "");
     let (mut source, mut content_before, mut last) = (0, [[0; BLOCKS as usize]; 2], 0);
     let mut lagged = false;
     for round in 0..4 {
@@ -299,7 +302,9 @@ fn group_shows_one_moment_after_its_source_died() {
 
 #[test]
 fn group_moves_as_one_or_not_at_all() {
-    let mut nodes = Nodes::in_sync(["resync_max = \"2MiB/s\"", "resync_max = \"1GiB/s\""]);
+    let options =
+        ["mode = \"async\", resync_max = \"2MiB/s\"", "mode = \"async\", resync_max = \"1GiB/s\""];
+    let mut nodes = Nodes::in_sync(options, "");
     // By the name of the group, and of the second volume, on the source and on the target.
     nodes.order(0, &["switchover", GROUP, "--to", "node-b"]);
     assert_eq!([nodes.serving(0), nodes.serving(1)], [[false; 2], [true; 2]]);
@@ -351,4 +356,33 @@ fn group_moves_as_one_or_not_at_all() {
     assert!(said.contains("concerns one volume"), "{said}");
     let table = nodes.order(0, &["status", GROUP]);
     assert_eq!(table.as_array().map(Vec::len), Some(2), "{table:#}");
+}
+
+/// No operator acts: the arbiter gives both volumes to the target, by one record.
+#[test]
+fn group_fails_over_without_operator() {
+    let Some(etcd) = Etcd::start("automatic failover of a group") else { return };
+    let options = "failover = \"automatic\", failover_after = \"2s\"";
+    let mut nodes = Nodes::in_sync([options; 2], &etcd.arbiter());
+    let (mut content_before, mut last) = ([[0; BLOCKS as usize]; 2], 0);
+    for source in [0, 1] {
+        let target = 1 - source;
+        let armed = || nodes.status(target, "log")["failover"]["would_win"] == true;
+        until("the target may take over", armed, || nodes.explain());
+        let host = Host::start(&nodes.nodes[source], last);
+        host.write(100);
+        nodes.nodes[source].kill();
+        let (writes, completed) = host.end();
+        let both = || nodes.serving(target) == [true; 2];
+        until("the target serves both", both, || nodes.explain());
+        let shown = nodes.shown(target);
+        // The last write may have reached the target without an answer.
+        let present = (completed..=writes.len())
+            .find(|count| shown == content(content_before, &writes, *count));
+        assert!(present.is_some(), "a completed write of {completed} is missing: {shown:?}");
+        (content_before, last) = (shown, last + writes.len() as u64);
+        nodes.nodes[source].restart();
+        nodes.wait_for(target, "mirroring");
+        assert_eq!(nodes.serving(source), [false; 2], "it comes back as the target");
+    }
 }

@@ -57,7 +57,7 @@ impl Plan {
     fn options(&self) -> HostOptions {
         if self.tls {
             let guess = TlsKey::new(&[7; 32], None).expect("32 bytes are a key");
-            let tls = RemoteTls { keys: TlsRing::new(vec![guess]), allow_plain: false };
+            let tls = RemoteTls::required(TlsRing::new(vec![guess]));
             let host_nqn = Some(self.host);
             return HostOptions { host_nqn, tls: Some(tls), ..HostOptions::default() };
         }

@@ -167,7 +167,7 @@ fn main() {
     let address = receiver.recv().expect("the server has started");
     let (iops, cpu) = run(&RuntimeConfig { pin_from: Some(1), ..config }, || async {
         let queue_depth = (plan.depth / plan.queues).clamp(1, 1023);
-        let tls = plan.tls.map(|hash| RemoteTls { keys: keys(hash), allow_plain: false });
+        let tls = plan.tls.map(|hash| RemoteTls::required(keys(hash)));
         let options = HostOptions {
             host_nqn: Some(host_nqn()),
             tls,

@@ -77,7 +77,7 @@ fn shown(decision: &Decision) -> String {
             format!("{who}{epoch}{suspended}")
         }
         Decision::Keep(_) => "kept".to_owned(),
-        Decision::Deny(denial) => format!("no: {}", short(denial)),
+        Decision::Deny(denial) => format!("*{}*", short(denial)),
     }
 }
 
@@ -161,7 +161,7 @@ fn named(state: &RaceState) -> String {
         RaceState::ProbingWrite { .. } => "probing".into(),
         RaceState::Pausing(_) => "pausing".into(),
         RaceState::Ended(Ok(_)) => "**granted**".into(),
-        RaceState::Ended(Err(denial)) => format!("**no**: {}", short(denial)),
+        RaceState::Ended(Err(denial)) => format!("**{}**", short(denial)),
     }
 }
 
@@ -173,7 +173,7 @@ fn transitions() -> String {
     for (name, event) in events() {
         let cells = states.iter().map(|(_, state)| {
             let (after, _) = next(state.clone(), event.clone());
-            if after == *state { "–".to_owned() } else { named(&after) }
+            if after == *state { String::new() } else { named(&after) }
         });
         table += &format!("|{name}|{}|\n", cells.collect::<Vec<_>>().join("|"));
     }
@@ -186,12 +186,12 @@ fn tables_match_documentation() {
     let head = "# The race at the arbiter\n\nWhat one node does with the record of a volume, printed \
                 from `crates/arbiter/src/race.rs` by its test. A node asks only if its own records allow \
                 it: see [mirror-states.md](mirror-states.md).\n\n## Decision about a record\n\nA node tries to \
-                write a record that lists itself as in sync (*own*), or its peer as well (*both*), or the \
-                record is granted as it is (*kept*). *no*: the record is missing; older than this node has \
-                seen; unseen by this node while in sync; foreign, of another volume; lost to the peer; \
-                shared, not this node's alone; or failover is suspended.\n\n";
+                write a record that lists itself as in sync (own), or its peer as well (both), or the \
+                record is granted as it is (kept). Refused: the record is *missing*; *older* than this node has \
+                seen; *unseen* by this node while in sync; *foreign*, of another volume; *lost* to the peer; \
+                *shared*, not this node's alone; or failover is *suspended*.\n\n";
     let middle = "\n## Steps\n\nThe columns are states, here of a source that runs without its peer. \
-                  An event that does not belong to a state changes nothing (–). After a silence, a race \
+                  An event that does not belong to a state changes nothing (empty). After a silence, a race \
                   reads before it writes again: the record says who won. *silent*: no answer.\n\n";
     let text = format!("{head}{}{middle}{}", decisions(), transitions());
     if std::env::var_os("UPDATE_DOCS").is_some() {

@@ -6,7 +6,8 @@
 //! null:1TiB                                   reads zeroes, forgets writes
 //! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
 //!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & key-file=PATH &
-//!              controller-key-file=PATH & tls-key-file=PATH & concat & nsid=1
+//!              controller-key-file=PATH & tls-key-file=PATH & tls-identity=0 & concat &
+//!              nsid=1
 //! nbd://HOST[:10809]/[EXPORT]                 an NBD export (the NBD URI specification)
 //! nbd+unix:///[EXPORT]?socket=PATH            the same over a Unix socket
 //! nbds://[NAME@]HOST[:10809]/[EXPORT][?QUERY] the same with TLS
@@ -72,6 +73,8 @@ pub struct NvmeTcpSpec {
     pub controller_key_file: Option<PathBuf>,
     /// Absolute path of the key for TLS; `None` for no TLS, or for TLS by concatenation.
     pub tls_key_file: Option<PathBuf>,
+    /// Offer the PSK identity of version 0 first, for targets that refuse one of version 1.
+    pub tls_identity_0: bool,
     /// TLS with the PSK that authentication with `key_file` and `controller_key_file` generates.
     pub concat: bool,
     /// The namespace identifier; `None` for the only one there is.
@@ -327,6 +330,7 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
         key_file: None,
         controller_key_file: None,
         tls_key_file: None,
+        tls_identity_0: false,
         concat: false,
         namespace_id: None,
     };
@@ -335,6 +339,10 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
     }
     if spec.concat {
         check_concatenation(&spec)?;
+    }
+    if spec.tls_identity_0 && spec.tls_key_file.is_none() {
+        let problem = "tls-identity=0 names a TLS key: add tls-key-file, or remove it";
+        return Err(DeviceSpecError::OptionValue(problem));
     }
     Ok(spec)
 }
@@ -371,6 +379,15 @@ fn set_nvme_option(
             let wanted = OptionValue("nsid is a number from 1 to 4294967294, such as nsid=1");
             spec.namespace_id = Some(nsid.ok_or(wanted)?);
         }
+        ("tls-identity", value) => match value.as_deref() {
+            Some("0") => spec.tls_identity_0 = true,
+            Some("1") => spec.tls_identity_0 = false,
+            _ => {
+                return Err(OptionValue(
+                    "tls-identity is 0 (for SPDK's target) or 1 (the default)",
+                ));
+            }
+        },
         ("header-digest", None) => spec.header_digest = true,
         ("data-digest", None) => spec.data_digest = true,
         ("concat", None) => spec.concat = true,
@@ -397,7 +414,7 @@ fn set_nvme_option(
             return Err(DeviceSpecError::UnknownOption {
                 key: shortened(key),
                 known: "queues, header-digest, data-digest, hostnqn, key-file, \
-                        controller-key-file, tls-key-file, concat, nsid",
+                        controller-key-file, tls-key-file, tls-identity, concat, nsid",
             });
         }
     }
@@ -550,6 +567,9 @@ impl fmt::Display for NvmeTcpSpec {
             if let Some(path) = path {
                 option(f, format_args!("{name}={}", encoded(&path.to_string_lossy())))?;
             }
+        }
+        if self.tls_identity_0 {
+            option(f, format_args!("tls-identity=0"))?;
         }
         if self.concat {
             option(f, format_args!("concat"))?;

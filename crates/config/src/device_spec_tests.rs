@@ -62,6 +62,10 @@ fn nvme_tcp_with_and_without_options() {
     assert!(full.header_digest && full.data_digest);
     assert_eq!(full.namespace_id, Some(2));
 
+    let spdk =
+        parse(&format!("nvme-tcp://192.0.2.1/{nqn}?tls-key-file=/k&tls-identity=0")).unwrap();
+    assert_eq!(parse(&spdk.to_string()), Ok(spdk.clone()));
+    assert!(matches!(spdk, DeviceSpec::NvmeTcp(spec) if spec.tls_identity_0));
     let concat =
         parse(&format!("nvme-tcp://192.0.2.1/{nqn}?key-file=/k&controller-key-file=/c&concat"))
             .unwrap();
@@ -113,6 +117,8 @@ fn mistakes_are_explained() {
         ("nvme-tcp://h/nqn.2026-01.a:b?tls-key-file=NVMeTLSkey-1:01:x:", "this is a key"),
         ("nvme-tcp://h/nqn.2026-01.a:b?concat&controller-key-file=/c", "add key-file"),
         ("nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k", "add controller-key-file"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?tls-identity=0", "add tls-key-file"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?tls-key-file=/t&tls-identity=2", "is 0"),
         (
             "nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k&controller-key-file=/c&tls-key-file=/t",
             "remove tls-key-file",
@@ -176,6 +182,7 @@ fn nvme() -> impl Strategy<Value = DeviceSpec> {
             host_nqn,
             controller_key_file: key_file.clone(),
             tls_key_file: key_file.clone(),
+            tls_identity_0: false,
             concat: false,
             key_file,
             namespace_id,

@@ -294,9 +294,9 @@ pub(crate) fn check_mirrors(
     peers
 }
 
-/// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a
-/// volume. No peer acknowledges from memory: after a power loss of it, a volume could lack a write
-/// that another volume's write depends on.
+/// All volumes of a group have one peer, the same one, and the same mode and failover. Its name is
+/// not that of a volume. No peer acknowledges from memory: after a power loss of it, a volume
+/// could lack a write that another volume's write depends on.
 fn check_groups(raw: &RawConfig, report: &Report) {
     let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
     for mirror in raw.volumes.iter().flat_map(mirrors) {
@@ -328,10 +328,16 @@ fn check_groups(raw: &RawConfig, report: &Report) {
         let differs = match () {
             () if names(mirror) != names(other) => "another peer",
             () if mirror.mirror.mode != other.mirror.mode => "another mode",
+            // The arbiter decides once for all of them.
+            () if mirror.mirror.failover != other.mirror.failover => "another `failover`",
+            () if mirror.mirror.failover_after != other.mirror.failover_after => {
+                "another `failover_after`"
+            }
             () => continue,
         };
         let message = format!("a volume of group `{}` with {differs}", group.value);
-        let help = "write the same `peer` and `mode` for all volumes of a group";
+        let help =
+            "write the same `peer`, `mode` and `failover` settings for all volumes of a group";
         report.error_with(&group.place, message, help, ("another one is at", &place.place));
     }
 }
@@ -534,11 +540,6 @@ fn check_failover(
         let help =
             "write mode = \"sync\": an operator decides what an asynchronous failover may lose";
         refuse("automatic failover of an asynchronous mirror", help);
-    }
-    if mirror.group.is_some() {
-        let help =
-            "remove `group` or `failover`: an operator moves the volumes of a group together";
-        refuse("automatic failover of a volume in a consistency group", help);
     }
     if mirror.peers.len() > 1 {
         let help = "name one peer: of two targets, each would conclude that it has to take over";

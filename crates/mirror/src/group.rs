@@ -32,6 +32,8 @@
 //!    A source whose leader has moved, or follows the peer, becomes a target; a target whose leader
 //!    serves takes the role by an ordinary failover, which asks the peers. So a crash between two
 //!    members ends with all of them on one node.
+//!    With automatic failover, it serves only after the leader, for which the arbiter decides
+//!    ([`crate::failover::members`]).
 //! 9. *Records agree:* when a group session ends, every member that serves starts a new generation,
 //!    also without a write, and so does every member at a forced failover. Otherwise some members
 //!    would follow one node, and some the other, after a crash or a split brain.
@@ -51,6 +53,8 @@ use flagstone_runtime::time::{self, Backoff};
 use flagstone_runtime::{random_u64, spawn_detached};
 use parking_lot::Mutex;
 
+use crate::failover::Lease;
+use crate::failover::members::MemberState;
 use crate::io::queue::{QueueLimits, QueueSlot, WriteQueue};
 use crate::io::reorder::{Numbering, ReorderBuffer};
 use crate::io::write::is_next;
@@ -68,6 +72,9 @@ pub struct ConsistencyGroup {
     /// Names of the member volumes, sorted. The first one is the leader.
     names: Vec<String>,
     members: Mutex<Vec<Weak<Inner>>>,
+    /// With automatic failover: the latest state of each member. Locked after a member's state.
+    states: Mutex<Vec<MemberState>>,
+    lease: Arc<Lease>,
     legs: [Mutex<Forming>; PEERS_MAX],
     /// At a target: the latest group session that joined, and its reorder buffer.
     order: Mutex<(u64, Arc<Mutex<ReorderBuffer>>)>,
@@ -188,6 +195,8 @@ impl ConsistencyGroup {
         Ok(Arc::new(ConsistencyGroup {
             name: name.to_owned(),
             members: Mutex::new(names.iter().map(|_| Weak::new()).collect()),
+            states: Mutex::new(vec![MemberState::default(); names.len()]),
+            lease: Arc::default(),
             legs: std::array::from_fn(|_| Mutex::new(forming())),
             order: Mutex::default(),
             names,
@@ -216,6 +225,23 @@ impl ConsistencyGroup {
         let text = [std::slice::from_ref(&self.name), &self.names].concat().join("\n");
         let sum = crate::session::checksums::checksum(text.as_bytes());
         (sum % u64::from(u16::MAX)) as u16 + 1
+    }
+
+    /// The group's name and volumes.
+    pub(crate) fn identity(&self) -> String {
+        format!("group {} of {}", self.name, self.names.join(" "))
+    }
+
+    /// The lease of all members, with automatic failover.
+    pub(crate) fn lease(&self) -> Arc<Lease> {
+        self.lease.clone()
+    }
+
+    /// The members and their latest states, in their order.
+    pub(crate) fn seen(&self) -> Vec<(Option<Arc<Inner>>, MemberState)> {
+        let members = self.members.lock().clone();
+        let states = self.states.lock().clone();
+        members.iter().map(Weak::upgrade).zip(states).collect()
     }
 
     /// Mirrors of the members, in their order; `None` for a volume that is not open.
@@ -323,7 +349,21 @@ impl Membership {
 
     /// Registers the mirror as this member. Its predecessor has left.
     pub(crate) fn take_place(&self, inner: &Arc<Inner>) {
+        self.saw(MemberState::of(&inner.lock()));
         self.group.members.lock()[self.place] = Arc::downgrade(inner);
+    }
+
+    /// Notes the state of the member, whose lock the caller holds. True if it has changed.
+    pub(crate) fn saw(&self, state: MemberState) -> bool {
+        let mut states = self.group.states.lock();
+        std::mem::replace(&mut states[self.place], state) != state
+    }
+
+    /// Wakes the leader, for which this member's state is a part of its own.
+    pub(crate) fn wake_leader(&self) {
+        if let Some(leader) = self.leader().filter(|_| !self.is_leader()) {
+            leader.change(|_| {});
+        }
     }
 
     /// The mirror of the leader, if it is open.
@@ -395,9 +435,13 @@ pub(crate) async fn follow_leader(member: Weak<Inner>) {
         if inner.lock().closed {
             return;
         }
-        match following(&inner.machine_state()) {
-            Some(step) if !inner.follow(step).await => {}
-            _ => pauses.reset(),
+        let followed = match following(&inner.machine_state()) {
+            Some(step) => inner.follow(step).await,
+            None if inner.failover.is_automatic() => inner.follow_automatically().await,
+            None => true,
+        };
+        if followed {
+            pauses.reset();
         }
     }
 }

@@ -38,6 +38,7 @@ use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::agree::versions::LinkVersions;
+use crate::failover::members::MemberState;
 use crate::failover::{Failover, FailoverOptions};
 use crate::group::{Membership, follow_leader};
 use crate::intent_log::bitmap::Bitmap;
@@ -165,8 +166,8 @@ impl Mirror {
         Mirror::build(versions, local, peers, None, None)
     }
 
-    /// As [`Mirror::speaking`], as a member of a consistency group. An earlier mirror in its place
-    /// has ended.
+    /// As [`Mirror::speaking`], as a member of a consistency group if there is one. An earlier
+    /// mirror in its place has ended.
     ///
     /// # Panics
     /// As [`Mirror::new`].
@@ -179,8 +180,8 @@ impl Mirror {
         Mirror::build(versions, local, peers, group, None)
     }
 
-    /// Like [`Mirror::speaking`], with automatic failover if there are options for it. Such a
-    /// mirror is in no consistency group.
+    /// As [`Mirror::in_group`], with automatic failover if there are options for it: the same for
+    /// all members.
     ///
     /// # Panics
     /// As [`Mirror::new`], and with `failover` unless there is a single peer in synchronous mode.
@@ -188,10 +189,11 @@ impl Mirror {
         versions: LinkVersions,
         local: Replica,
         peers: Vec<PeerOptions>,
+        group: Option<Membership>,
         failover: Option<FailoverOptions>,
     ) -> Mirror {
         assert!(failover.is_none() || is_pair(&peers), "automatic failover is for a pair in sync");
-        Mirror::build(versions, local, peers, None, failover)
+        Mirror::build(versions, local, peers, group, failover)
     }
 
     fn build(
@@ -232,13 +234,13 @@ impl Mirror {
             versions,
             range_lock: Arc::default(),
             legs,
+            failover: Failover::new(failover.clone(), superblock.arbiter, group.as_ref()),
             group,
             suspect: bitmap(),
             counters: Counters::default(),
             state: Mutex::new((state, Vec::new())),
             calls: CallAdmission::default(),
             desired_state_lock: Arc::default(),
-            failover: Failover::new(failover.clone(), superblock.arbiter),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
         });
@@ -319,8 +321,13 @@ impl Inner {
         let value = change(&mut state);
         state.assert_sound(self.group.is_some());
         state.changes += 1;
+        let arbitrated = self.group.as_ref().filter(|_| self.failover.is_automatic());
+        let changed = arbitrated.filter(|membership| membership.saw(MemberState::of(&state)));
         drop(state);
         self.wake_waiters();
+        if let Some(membership) = changed {
+            membership.wake_leader();
+        }
         value
     }
 

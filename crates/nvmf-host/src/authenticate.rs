@@ -88,9 +88,10 @@ async fn send(queue: &Rc<HostQueue>, message: Vec<u8>) -> Result<(), HostError> 
 
 async fn fetch(queue: &Rc<HostQueue>) -> Result<Vec<u8>, HostError> {
     let command = AuthenticationCommand::receive(0, MESSAGE_BYTES as u32).command();
-    let place = CommandData::In(buf::alloc_small(MESSAGE_BYTES));
+    // The length is an allocation length: SPDK's target sends only the message.
+    let place = CommandData::UpTo(buf::alloc_small(MESSAGE_BYTES));
     match ask(queue, "Authentication Receive", command, place).await?.1 {
-        CommandData::In(message) => Ok(message.to_vec()),
-        CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
+        CommandData::UpTo(message) => Ok(message.to_vec()),
+        _ => unreachable!("the place comes back"),
     }
 }

@@ -16,6 +16,9 @@ pub enum CommandData {
     Out(Buf),
     /// Buffer for data from the target, which must fill it.
     In(BufMut),
+    /// Buffer for at most as many bytes from the target as it has room for. Upon success, it comes
+    /// back cut to what was received.
+    UpTo(BufMut),
 }
 
 impl CommandData {
@@ -25,7 +28,16 @@ impl CommandData {
         match self {
             CommandData::None => 0,
             CommandData::Out(data) => data.len() as u32,
-            CommandData::In(place) => place.len() as u32,
+            CommandData::In(place) | CommandData::UpTo(place) => place.len() as u32,
+        }
+    }
+
+    /// The buffer for data from the target.
+    #[inline]
+    pub(super) fn place(&mut self) -> Option<&mut BufMut> {
+        match self {
+            CommandData::In(place) | CommandData::UpTo(place) => Some(place),
+            CommandData::None | CommandData::Out(_) => None,
         }
     }
 }
@@ -71,13 +83,14 @@ pub(super) struct PendingCommand {
 
 impl PendingCommand {
     fn new(cid: u16, data: CommandData, in_capsule: bool, started: Option<u32>) -> PendingCommand {
-        let bytes = match &data {
-            CommandData::In(place) => place.len() as u32,
-            CommandData::None | CommandData::Out(_) => 0,
+        let transfer = match &data {
+            CommandData::In(place) => DataTransfer::of_command(cid, place.len() as u32),
+            CommandData::UpTo(place) => DataTransfer::of_allocation(cid, place.len() as u32),
+            CommandData::None | CommandData::Out(_) => DataTransfer::of_command(cid, 0),
         };
         PendingCommand {
             data,
-            transfer: DataTransfer::of_command(cid, bytes),
+            transfer,
             requested: 0,
             in_capsule,
             started,
@@ -172,6 +185,13 @@ impl CommandSlots {
         let pending = self.slots[usize::from(cid)].as_mut().expect("a caller holds its slot");
         if let Stage::Ended(outcome) = pending.stage {
             pending.stage = Stage::Kept;
+            // Without success, the command may be resent with the whole buffer.
+            if let (CommandOutcome::Completed(cqe), CommandData::UpTo(place)) =
+                (outcome, &mut pending.data)
+                && cqe.status().is_success()
+            {
+                let _unused = place.split_off(pending.transfer.received_bytes() as usize);
+            }
             return Poll::Ready((outcome, std::mem::take(&mut pending.data)));
         }
         match &mut pending.waker {
@@ -264,6 +284,8 @@ impl CommandSlots {
 mod tests {
     use super::*;
     use flagstone_nvme::Status;
+    use flagstone_nvme::pdu::{DataHeader, flags};
+    use flagstone_nvme::wire::{U16, U32};
     use flagstone_runtime::buf;
 
     fn place() -> CommandData {
@@ -289,6 +311,22 @@ mod tests {
             panic!("the outcome and the place come back");
         };
         assert_eq!(slots.taken(), 0);
+    }
+
+    #[test]
+    fn buffer_of_allocation_comes_back_cut() {
+        let mut slots = CommandSlots::new(1);
+        let mut data = CommandData::UpTo(buf::try_alloc(512).unwrap());
+        let cid = slots.insert(&mut data, false, Some(0)).unwrap();
+        let mut piece =
+            DataHeader { cid: U16::new(cid), data_bytes: U32::new(24), ..Default::default() };
+        piece.common.flags = flags::LAST | flags::SUCCESS;
+        slots.get(cid).unwrap().transfer.accept(&piece).unwrap();
+        slots.end(cid, CommandOutcome::Completed(Cqe::new(cid, Status::SUCCESS)));
+        let Poll::Ready((_, CommandData::UpTo(place))) = poll(&mut slots, cid) else {
+            panic!("the place comes back");
+        };
+        assert_eq!(place.len(), 24, "nothing follows that was not received");
     }
 
     #[test]

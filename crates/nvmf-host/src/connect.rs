@@ -341,7 +341,7 @@ impl AdminController {
         let command = Identify::new(cns, nsid).command(0);
         match ask(&self.queue, what, command, place).await?.1 {
             CommandData::In(answer) => Ok(*T::view(&answer).expect("as long as was asked for")),
-            CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
+            _ => unreachable!("the place comes back"),
         }
     }
 

@@ -58,6 +58,25 @@ pub struct RemoteTls {
     /// the way can bring that about, so it is for the time in which the nodes of a pair change to
     /// TLS.
     pub allow_plain: bool,
+    /// Version of the PSK identity that is offered first. Some targets, among them SPDK's, which
+    /// know version 0 only, refuse a handshake whose first identity they do not know.
+    pub first_identity: IdentityVersion,
+}
+
+impl RemoteTls {
+    /// TLS with the first of `keys`, or no connection.
+    pub fn required(keys: TlsRing) -> RemoteTls {
+        RemoteTls { keys, allow_plain: false, first_identity: IdentityVersion::One }
+    }
+}
+
+/// Version of a PSK identity (NVMe/TCP 3.6.1.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdentityVersion {
+    /// Names host, subsystem and hash.
+    Zero,
+    /// Also has a digest of the key.
+    One,
 }
 
 impl HostOptions {

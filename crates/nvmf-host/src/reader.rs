@@ -144,7 +144,9 @@ impl HostQueue {
             if completion.status().is_success() {
                 let whole = match &pending.data {
                     CommandData::None => true,
-                    CommandData::In(_) => pending.transfer.remaining_bytes() == 0,
+                    CommandData::In(_) | CommandData::UpTo(_) => {
+                        pending.transfer.remaining_bytes() == 0
+                    }
                     CommandData::Out(data) => {
                         pending.in_capsule || pending.requested == data.len() as u32
                     }
@@ -168,10 +170,11 @@ impl HostQueue {
         let whole = rx.available() as u64 >= frame.pdu_bytes();
         let mut slots = self.slots.borrow_mut();
         let pending = slots.get(cid).ok_or(Fatal::UNKNOWN_COMMAND)?;
-        let CommandData::In(place) = &mut pending.data else {
+        let is_exact = matches!(pending.data, CommandData::In(_));
+        let Some(place) = pending.data.place() else {
             return Err(Fatal::UNKNOWN_COMMAND.into());
         };
-        if !whole && len < DIRECT_BYTES {
+        if !whole && (len < DIRECT_BYTES || !is_exact) {
             // Validated again, and consumed, when it has arrived.
             return Ok(Some(Want::More));
         }

@@ -262,7 +262,7 @@ impl RemoteSession {
             IoFuture::later(async move {
                 let (cqe, data) = io.association.admin_call(command, data).await?;
                 let data = match data {
-                    CommandData::In(place) => Some(place),
+                    CommandData::In(place) | CommandData::UpTo(place) => Some(place),
                     CommandData::None | CommandData::Out(_) => None,
                 };
                 Ok(AdminCompletion { status: cqe.status(), result: cqe.result(), data })

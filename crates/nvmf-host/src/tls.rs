@@ -8,6 +8,7 @@ use flagstone_transport::tls_psk;
 
 use super::HostError;
 use super::connect::ConnectParams;
+use super::options::IdentityVersion;
 
 /// Name of a host that no target knows, for its log.
 const PROBING_HOST: &str = "nqn.2026-01.io.flagstone:tls-probe";
@@ -44,8 +45,11 @@ pub(super) async fn connect(
     let Some(tls) = &params.options.tls else { return Ok(stream.into()) };
     let key = tls.keys.first().ok_or(HostError::Options("there is no TLS key"))?;
     let (host, subsystem) = (params.host_nqn.to_string(), params.subnqn.to_string());
-    let psks = offered(&key, &host, &subsystem).into_iter().map(tls_psk);
-    let client = TlsClient::with_psks(psks.collect());
+    let mut psks = offered(&key, &host, &subsystem);
+    if tls.first_identity == IdentityVersion::Zero {
+        psks.reverse();
+    }
+    let client = TlsClient::with_psks(psks.into_iter().map(tls_psk).collect());
     let client = client.map_err(|_| HostError::Options("the TLS key cannot be used"))?;
     let failed = match client.connect(stream, &[]).await {
         Ok(stream) => return Ok(stream.into()),

@@ -222,7 +222,7 @@ fn probe_for_tls_is_no_guess_of_a_key() {
         let options = |keys| HostOptions {
             host_nqn: Some(host(1)),
             keys: Some(self::keys(1)),
-            tls: Some(RemoteTls { keys, allow_plain: false }),
+            tls: Some(RemoteTls::required(keys)),
             ..options()
         };
         let address = required.address.clone();

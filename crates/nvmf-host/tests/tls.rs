@@ -114,7 +114,7 @@ fn client(psks: Vec<Psk>) -> TlsClient {
 }
 
 fn with(key: TlsKey) -> Option<RemoteTls> {
-    Some(RemoteTls { keys: TlsRing::new(vec![key]), allow_plain: false })
+    Some(RemoteTls::required(TlsRing::new(vec![key])))
 }
 
 async fn check_io(device: &RemoteDevice) {
@@ -454,7 +454,10 @@ fn host_falls_back_to_plain_only_if_allowed() {
         let secured = Secured::start(TlsMode::Off, vec![key(1)], false);
         let refused = secured.connect(with(key(1))).await.unwrap_err();
         assert!(matches!(refused, HostError::Tls(_)), "{refused}");
-        let tls = Some(RemoteTls { keys: TlsRing::new(vec![key(1)]), allow_plain: true });
+        let tls = Some(RemoteTls {
+            allow_plain: true,
+            ..RemoteTls::required(TlsRing::new(vec![key(1)]))
+        });
         let device = secured.connect(tls.clone()).await.unwrap();
         check_io(&device).await;
         device.disconnect().await;

@@ -8,7 +8,9 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice, NegotiationError};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{FabricsType, Nqn, Status};
-use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice, RemoteTls};
+use flagstone_nvmf_host::{
+    HostError, HostOptions, IdentityVersion, MultipathDevice, RemoteDevice, RemoteTls,
+};
 use flagstone_runtime::net::{self, Address};
 
 use crate::keys;
@@ -86,7 +88,8 @@ fn explain_nvme(error: &HostError) -> String {
         }
         HostError::Tls(_) => {
             "; does the server listen with ?tls=required or ?tls=allowed, and does \
-             `flagstone key check FILE` show the same on both sides?"
+             `flagstone key check FILE` show the same on both sides? SPDK's target needs \
+             &tls-identity=0"
         }
         HostError::GeneratedPsk(_) if !error.may_pass() => {
             "; the target derives another TLS key from the same authentication, as Linux before 6.18 does"
@@ -170,7 +173,9 @@ fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, RemoteFailure> {
 fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<RemoteTls>, RemoteFailure> {
     let Some(path) = &spec.tls_key_file else { return Ok(None) };
     let keys = keys::tls_ring(path).map_err(|error| error.to_string())?;
-    Ok(Some(RemoteTls { keys, allow_plain: false }))
+    let first_identity =
+        if spec.tls_identity_0 { IdentityVersion::Zero } else { IdentityVersion::One };
+    Ok(Some(RemoteTls { first_identity, ..RemoteTls::required(keys) }))
 }
 
 pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, RemoteFailure> {

@@ -26,6 +26,7 @@ pub const ALL: &[Scenario] = &[
     mirror::ASYNC,
     mirror::HISTORY,
     mirror::GROUP,
+    mirror::GROUP_FAILOVER,
     mirror::FAULTY,
     mirror::BROKEN,
     mirror::GROW,

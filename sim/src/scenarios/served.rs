@@ -184,7 +184,7 @@ fn attach_nvme(address: Address) -> IoFuture<Option<SharedDevice>> {
 }
 
 fn attach_nvme_tls(address: Address) -> IoFuture<Option<SharedDevice>> {
-    attach_nvme_with(address, Some(RemoteTls { keys: nvme_key(), allow_plain: false }))
+    attach_nvme_with(address, Some(RemoteTls::required(nvme_key())))
 }
 
 fn attach_nvme_with(address: Address, tls: Option<RemoteTls>) -> IoFuture<Option<SharedDevice>> {

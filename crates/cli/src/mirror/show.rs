@@ -108,19 +108,27 @@ fn failover(now: &MirrorDocument) -> String {
     let Some(failover) = &now.failover else { return String::new() };
     let node = &now.node;
     let serving = now.replica.as_ref().is_some_and(|replica| replica.serving);
+    let group = now.group.as_ref().map(|group| group.name.as_str());
+    let of =
+        |volume: &Option<String>| volume.as_ref().map_or(String::new(), |of| format!("{of}: "));
     let own = match (failover.obstacle, serving) {
         (None, true) => format!("{node} runs degraded without its peer"),
         (None, false) => format!("{node} takes over if its source fails"),
         (Some(obstacle), _) => {
-            format!("{node} does not serve by itself: {}", obstacle.explanation())
+            let of = of(&failover.obstacle_volume);
+            format!("{node} does not serve by itself: {of}{}", obstacle.explanation())
         }
     };
     let peer = match failover.peer_obstacle {
         _ if !serving => String::new(),
         None => "; the peer takes over if this node fails".to_owned(),
-        Some(obstacle) => format!("; the peer does not take over: {}", obstacle.explanation()),
+        Some(obstacle) => {
+            let of = of(&failover.peer_obstacle_volume);
+            format!("; the peer does not take over: {of}{}", obstacle.explanation())
+        }
     };
-    format!("  automatic failover: {own}{peer}\n")
+    let what = group.map_or(String::new(), |group| format!(" of group {group}"));
+    format!("  automatic failover{what}: {own}{peer}\n")
 }
 
 fn next(now: &MirrorDocument) -> String {

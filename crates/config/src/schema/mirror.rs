@@ -53,7 +53,7 @@ pub static MIRROR: Section = Section {
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain: `manual`: an operator chooses. `keep-serving`: this node discards its own writes if only the peer serves hosts. Set it on both nodes.";
         "failover", FAILOVER, FailoverMode::Manual.name() =>
-            "Who decides that the target takes over: an operator, or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
+            "Who decides that the target takes over: an operator, or in mode `sync` and with one peer, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes, and for all volumes of a `group`.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
         "queue", ValueKind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>

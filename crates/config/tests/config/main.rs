@@ -219,7 +219,6 @@ fn automatic_failover_is_refused_without_its_conditions() {
         (etcd, "timeout = \"6s\"", automatic, "below the `timeout`"),
         (etcd, "", "peers = [\"b\", \"c\"], failover = \"automatic\"", "several peers"),
         (etcd, "", &format!("{automatic}, mode = \"async\""), "an asynchronous mirror"),
-        (etcd, "", &format!("{automatic}, group = \"g\""), "in a consistency group"),
         (etcd, "", &format!("{automatic}, on_peer_loss = \"block\""), "on_peer_loss"),
         (etcd, "", "peer = \"b\", failover_after = \"9s\"", "no effect"),
         ("[arbiter]\netcd = [\"10.0.0.3\"]", "", automatic, "write https://"),
@@ -246,6 +245,30 @@ fn automatic_failover_is_refused_without_its_conditions() {
     let Some(ArbiterStore::Etcd(arbiter)) = config.arbiter else { panic!("it is configured") };
     let tls = arbiter.tls.expect("it is encrypted");
     assert_eq!(tls.own, Some(("/d".into(), "/k".into())));
+}
+
+/// The arbiter decides once for all volumes of a group.
+#[test]
+fn volumes_of_group_have_same_failover_settings() {
+    let parse = |other: &str| {
+        let text = format!(
+            "[server]\nnode = \"a\"\nlisten = [\"nvme-tcp://127.0.0.1:4420\"]\n\
+             [arbiter]\netcd = [\"http://10.0.0.3\"]\n[peer.b]\naddress = \"127.0.0.2\"\n\
+             [volume.v]\nmirror = {{ peer = \"b\", group = \"g\", failover = \"automatic\" }}\n\
+             device = \"/a\"\n[volume.w]\nmirror = {{ peer = \"b\", group = \"g\"{other} }}\n\
+             device = \"/b\"\n"
+        );
+        Config::parse("f", &text).map(drop).map_err(|error| error.to_string())
+    };
+    let automatic = ", failover = \"automatic\"";
+    assert_eq!(parse(automatic), Ok(()));
+    for (other, named) in [
+        (String::new(), "another `failover`"),
+        (format!("{automatic}, failover_after = \"9s\""), "another `failover_after`"),
+    ] {
+        let refused = parse(&other).expect_err(named);
+        assert!(refused.contains(named), "{refused}");
+    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ use flagstone_arbiter::ArbiterRecord;
 use flagstone_arbiter::race::Denial;
 
 use super::Failover;
+use super::members::Attachments;
 use crate::mirror::Inner;
 use crate::state::arbitration::{Step, step};
 use crate::state::machine::RoleAnswer;
@@ -76,11 +77,11 @@ pub(super) struct Grant {
     record: ArbiterRecord,
     /// Number of attachments of a source before the grant. A later attachment may have replaced the
     /// record.
-    attachments: u64,
+    attachments: Attachments,
 }
 
 impl Failover {
-    pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: u64) {
+    pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: Attachments) {
         *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
     }
 
@@ -95,13 +96,13 @@ impl Failover {
         &self,
         now: Step,
         denial: &Denial,
-        attachments: u64,
+        attachments: &Attachments,
     ) -> Option<ArbiterRecord> {
         let mut grant = self.grant.lock();
         if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
             *grant = None;
         }
-        let valid = grant.as_ref().filter(|grant| grant.attachments == attachments);
+        let valid = grant.as_ref().filter(|grant| grant.attachments == *attachments);
         valid.map(|grant| grant.record.clone())
     }
 }

@@ -51,6 +51,9 @@ impl Mirror {
         }
         // Not canceled at the time limit: after half a hand-over, neither node would serve.
         let leaving = spawn(async move {
+            if let Some(membership) = &inner.group {
+                return membership.group().leave().await;
+            }
             let _order = inner.running_order();
             let _role_change = inner.begin_role_change().await;
             let order = Event::Order(OperatorOrder::HandOver(0));

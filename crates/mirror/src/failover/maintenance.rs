@@ -4,12 +4,14 @@
 //! records it durably. So neither an attached peer nor one that returns later takes over. The
 //! source itself may still run degraded.
 
+use std::sync::Arc;
+
 use flagstone_arbiter::race::{Ask, Denial, Goal};
 use flagstone_runtime::random_u64;
 
 use super::task::{id, run_race};
 use crate::mirror::{Inner, Mirror};
-use crate::ondisk::superblock::{ArbiterMark, RecordedRight};
+use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
 
 /// Reason why automatic failover was neither suspended nor resumed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,12 +36,12 @@ impl Mirror {
     /// # Errors
     /// See [`MaintenanceError`]. After [`Denial::Silent`] failover may be suspended or not.
     pub async fn suspend_failover(&self, on: bool) -> Result<(), MaintenanceError> {
-        self.0.suspend_failover(on).await
+        self.0.arbitrating().suspend_failover(on).await
     }
 }
 
 impl Inner {
-    async fn suspend_failover(&self, on: bool) -> Result<(), MaintenanceError> {
+    async fn suspend_failover(self: &Arc<Self>, on: bool) -> Result<(), MaintenanceError> {
         let options = self.failover.options.as_ref().ok_or(MaintenanceError::Manual)?;
         if !self.lock().serving {
             return Err(MaintenanceError::NotServing);
@@ -57,26 +59,31 @@ impl Inner {
         let raced = run_race(&options.arbiter, ask).await.outcome;
         let record = raced.map_err(MaintenanceError::Denied)?;
         // If the record is lost or restored, the source writes the suspension again.
-        let mark = move |before: ArbiterMark| ArbiterMark {
-            revision: before.revision.max(record.revision),
+        let stamp = record.stamp();
+        let mark = move |superblock: &Superblock| ArbiterMark {
+            revision: superblock.arbiter.revision.max(stamp.revision),
             suspended: on,
             // The record lists this node.
-            serving_right: match before.serving_right {
+            serving_right: match superblock.arbiter.serving_right {
                 RecordedRight::Succeeded => RecordedRight::Unknown,
                 serving_right => serving_right,
             },
-            ..before
+            ..superblock.arbiter
         };
-        self.store_mark(mark).await.map_err(MaintenanceError::Device)?;
+        let members = self.all_of_group().ok_or(MaintenanceError::NotServing)?;
+        let stored = self.store_marks(&members, mark).await;
+        stored.map_err(MaintenanceError::Device)?;
         let replica = superblock.replica;
         tracing::info!(%replica, revision = record.revision, on, "automatic failover suspended");
-        self.change(|state| {
-            if let Some(published) = &mut state.published
-                && published.record.revision < record.revision
-            {
-                published.record = record.stamp();
-            }
-        });
+        for member in members {
+            member.change(|state| {
+                if let Some(published) = &mut state.published
+                    && published.record.revision < stamp.revision
+                {
+                    published.record = stamp;
+                }
+            });
+        }
         Ok(())
     }
 }

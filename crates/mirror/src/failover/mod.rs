@@ -11,23 +11,28 @@
 //! - the peer never runs degraded for this node. A node whose disk fails stops serving and hands
 //!   over: otherwise it could ask for the role with old data after a restart.
 //!
+//! In a consistency group, the leader asks for all members ([`members`]).
+//!
 //! Without an arbiter, this module has no effect.
 
 mod fence;
+mod lease;
 mod leave;
 mod maintenance;
+pub(crate) mod members;
 mod proof;
 pub(crate) mod renew;
 pub(crate) mod task;
 
 use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
+pub(crate) use lease::Lease;
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
 pub use proof::StoreProof;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_arbiter::epoch::least_epoch;
@@ -37,6 +42,7 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
 
+use crate::group::Membership;
 use crate::io::new_generation::due;
 use crate::manage::command::{CommandError, RoleOffer};
 use crate::manage::roles::Promotion;
@@ -45,6 +51,7 @@ use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
 use crate::state::arbitration::{
     PeerExclusion, ServingRight, Situation, Step, Timing, compared_again_at, step,
 };
+use crate::state::members::Members;
 use crate::state::outlook::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{LossPermission, RequestError};
@@ -95,18 +102,17 @@ impl Published {
 /// Task that runs the races of one mirror.
 pub(crate) struct Failover {
     options: Option<FailoverOptions>,
-    /// Time until which a read may begin; the maximum if reads need no lease.
-    read_until_ns: AtomicU64,
-    /// End of the lease that the peer has confirmed.
-    renewed_until_ns: AtomicU64,
-    /// Earliest time at which a node that does not serve asks the arbiter.
-    ask_not_before_ns: AtomicU64,
+    /// True if reads need the lease.
+    needs_lease: AtomicBool,
+    /// Of the mirror, or of its consistency group.
+    lease: Arc<Lease>,
+    /// Name of the consistency group and of its volumes, by which its store differs from that of a
+    /// single volume, and of a group of other volumes.
+    group: Option<String>,
     /// Denial of the last race.
     denial: Mutex<Option<Denial>>,
     /// Last offer of the source; `None` before it attached.
     offer: Mutex<Option<LossPermission>>,
-    /// As [`ArbiterMark::source_after_ms`].
-    source_after_ms: AtomicU64,
     /// See [`Situation::watched_ns`].
     watched_ns: AtomicU64,
     /// Last answer of the peer why it would not take over.
@@ -120,15 +126,20 @@ pub(crate) struct Failover {
 }
 
 impl Failover {
-    pub(crate) fn new(options: Option<FailoverOptions>, mark: ArbiterMark) -> Failover {
+    pub(crate) fn new(
+        options: Option<FailoverOptions>,
+        mark: ArbiterMark,
+        group: Option<&Membership>,
+    ) -> Failover {
+        let lease = group.map_or_else(Arc::default, |membership| membership.group().lease());
+        lease.learn_source_after(mark.source_after_ms.into());
         let failover = Failover {
             options,
-            read_until_ns: AtomicU64::new(u64::MAX),
-            renewed_until_ns: AtomicU64::new(0),
-            ask_not_before_ns: AtomicU64::new(0),
+            needs_lease: AtomicBool::new(false),
+            lease,
+            group: group.map(|membership| membership.group().identity()),
             denial: Mutex::default(),
             offer: Mutex::default(),
-            source_after_ms: AtomicU64::new(mark.source_after_ms.into()),
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
             proof: Mutex::default(),
@@ -147,7 +158,13 @@ impl Failover {
 
     /// The configured store; none without an arbiter.
     fn store(&self) -> StoreId {
-        self.options.as_ref().map_or(StoreId::NONE, |own| own.arbiter.store())
+        let store = self.options.as_ref().map_or(StoreId::NONE, |own| own.arbiter.store());
+        match &self.group {
+            Some(group) if store != StoreId::NONE => {
+                StoreId::of(&format!("{:016x} {group}", store.0))
+            }
+            _ => store,
+        }
     }
 
     fn timing(&self) -> Timing {
@@ -159,18 +176,14 @@ impl Failover {
     /// clock if reads need no lease.
     #[inline]
     pub(crate) fn lease_has_ended(&self) -> bool {
-        let until_ns = self.read_until_ns.load(Ordering::Acquire);
-        until_ns != u64::MAX && Inner::boot_ns() >= until_ns
+        self.needs_lease.load(Ordering::Acquire) && Inner::boot_ns() >= self.lease.until_ns()
     }
 
     /// Counts an answer to the attached source: see [`Timing`].
     pub(crate) fn answered(&self) {
         if self.is_automatic() {
             // The lease of the source may be longer.
-            let source_ns = self.source_after_ms.load(Ordering::Acquire).saturating_mul(1_000_000);
-            let wait_ns = self.timing().failover_after_ns.max(source_ns);
-            let earliest = Inner::boot_ns().saturating_add(wait_ns);
-            self.ask_not_before_ns.fetch_max(earliest, Ordering::AcqRel);
+            self.lease.answered(Inner::boot_ns(), self.timing().failover_after_ns);
         }
     }
 
@@ -241,12 +254,23 @@ impl Failover {
         }
     }
 
-    /// Mark in the superblock of a node that begins to serve.
-    pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
+    /// Mark in the superblock of a node that begins to serve, from the one before. Applied at the
+    /// time of the write, because the leader of a group notes records in the meantime.
+    pub(crate) fn mark_after(
+        &self,
+        promotion: Promotion,
+    ) -> impl Fn(ArbiterMark) -> ArbiterMark + Copy + use<> {
         self.withdraw_proof();
+        let is_automatic = self.is_automatic();
+        move |before| match promotion {
+            _ if !is_automatic => ArbiterMark::default(),
+            _ => Failover::served_mark(promotion, before),
+        }
+    }
+
+    fn served_mark(promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
         let served = ArbiterMark { source_asks: false, ..before };
         match promotion {
-            _ if !self.is_automatic() => ArbiterMark::default(),
             Promotion::Granted { revision, .. } => {
                 let revision = revision.max(before.revision);
                 let serving_right = RecordedRight::Alone;
@@ -269,10 +293,14 @@ impl Failover {
         }
     }
 
-    /// Mark in the superblock of a target when a source attaches.
-    pub(crate) fn mark_attached(&self, before: ArbiterMark, asks: Option<u64>) -> ArbiterMark {
+    /// Mark in the superblock of a target when a source attaches, as [`Failover::mark_after`].
+    pub(crate) fn mark_attached(
+        &self,
+        asks: Option<u64>,
+    ) -> impl Fn(ArbiterMark) -> ArbiterMark + Copy + use<> {
         self.withdraw_proof();
-        match self.is_automatic() {
+        let is_automatic = self.is_automatic();
+        move |before| match is_automatic {
             true => ArbiterMark { serving_right: RecordedRight::Unknown, ..before.asked_by(asks) },
             false => ArbiterMark::default(),
         }
@@ -293,9 +321,13 @@ pub struct FailoverStatus {
     /// Reason why this node would not serve, or take over, if it lost its peer now; `None` if it
     /// would.
     pub obstacle: Option<Obstacle>,
+    /// In a consistency group: the volume that has this obstacle.
+    pub volume: Option<String>,
     /// On a source: reason why the peer would not take over if this node were lost now; `None` if
     /// it would.
     pub peer_obstacle: Option<Obstacle>,
+    /// In a consistency group: the volume that has this obstacle on the peer.
+    pub peer_volume: Option<String>,
     /// True if the operator has suspended automatic failover, as far as this node knows.
     pub is_suspended: bool,
     /// Last denial of the arbiter, unless it has granted since.
@@ -307,13 +339,17 @@ pub struct FailoverStatus {
 impl Mirror {
     /// Status of automatic failover; `None` without an arbiter.
     pub fn failover_status(&self) -> Option<FailoverStatus> {
-        let inner = &self.0;
+        let inner = self.0.arbitrating();
         let options = inner.failover.options.as_ref()?;
         let situation = inner.situation();
         let denial = inner.failover.denial.lock().clone();
+        let (obstacle, volume) = inner.first_obstacle(Inner::failover_obstacle);
+        let (peer_obstacle, peer_volume) = inner.first_obstacle(Inner::peer_obstacle);
         Some(FailoverStatus {
-            obstacle: inner.failover_obstacle(),
-            peer_obstacle: inner.peer_obstacle(),
+            obstacle,
+            volume,
+            peer_obstacle,
+            peer_volume,
             is_suspended: inner.local.superblock().arbiter.suspended,
             serving_right: situation.serving_right,
             mark: inner.local.superblock().arbiter,
@@ -338,8 +374,11 @@ impl Inner {
         // One after the other: elsewhere, the state is locked before the offer.
         let (situation, is_attached) = {
             let state = self.lock();
-            (self.situation_in(&state), state.attached.is_some())
+            (self.own_situation(&state), state.attached.is_some())
         };
+        // Only the leader of a group reads the record.
+        let watched_ns = if self.asks_arbiter() { situation.watched_ns } else { u64::MAX };
+        let situation = Situation { watched_ns, ..situation };
         let denial = self.failover.denial.lock().clone();
         let offer = *self.failover.offer.lock();
         let is_removed = self.local.superblock().removed;
@@ -362,7 +401,12 @@ impl Inner {
         self.situation_in(&self.lock())
     }
 
+    /// The situation of this mirror; of its group, if it is the leader.
     fn situation_in(&self, state: &State) -> Situation {
+        self.with_members(self.own_situation(state))
+    }
+
+    fn own_situation(&self, state: &State) -> Situation {
         let mark = self.local.superblock().arbiter;
         let session_id = state.legs.first().map(|leg| leg.session_id);
         let now_ns = Inner::boot_ns();
@@ -382,11 +426,12 @@ impl Inner {
             published_until_ns: published.map(Published::compare_at_ns),
             write_waits: state.bumping_generation,
             now_ns,
-            lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
-            ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
+            lease_until_ns: self.failover.lease.until_ns(),
+            ask_not_before_ns: self.failover.lease.ask_not_before_ns(),
             source_asks: mark.source_asks,
             watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
             proof: self.failover.proof(),
+            members: Members::Ready,
             timing: self.failover.timing(),
         }
     }
@@ -395,11 +440,7 @@ impl Inner {
     /// state.
     pub(crate) fn set_serving_right(&self, state: &mut State, serving_right: ServingRight) {
         state.serving_right = serving_right;
-        let until = match serving_right.is_contested() {
-            true => self.failover.renewed_until_ns.load(Ordering::Acquire),
-            false => u64::MAX,
-        };
-        self.failover.read_until_ns.store(until, Ordering::Release);
+        self.failover.needs_lease.store(serving_right.is_contested(), Ordering::Release);
     }
 
     /// As [`Inner::set_serving_right`], for a node that begins to serve.
@@ -417,17 +458,16 @@ impl Inner {
     /// Extends the lease after the peer's answer to a renewal that was sent at `sent_ns`.
     pub(crate) fn renewed(&self, sent_ns: u64) {
         let until = sent_ns.saturating_add(self.failover.timing().lease_ns());
-        let had_ended = {
-            let state = self.lock();
-            let before = self.failover.renewed_until_ns.fetch_max(until, Ordering::AcqRel);
-            if !state.serving_right.is_contested() {
-                return;
-            }
-            self.failover.read_until_ns.store(until.max(before), Ordering::Release);
-            before <= Inner::boot_ns()
-        };
+        let had_ended = self.failover.lease.extend(until) <= Inner::boot_ns();
         if had_ended {
             // Wakes reads and flushes that wait for the lease.
+            self.change_if_contested();
+            self.others_of_group().iter().for_each(|member| member.change_if_contested());
+        }
+    }
+
+    fn change_if_contested(&self) {
+        if self.lock().serving_right.is_contested() {
             self.change(|_| {});
         }
     }
@@ -469,7 +509,7 @@ impl Inner {
     /// Stops serving after a failure of the local leg, and hands the role to the peer of this
     /// session, which has every acknowledged write. The peer asks the arbiter before it
     /// acknowledges a write, so this node cannot come back with old data. If the peer does not
-    /// answer, it takes over by itself if it may.
+    /// answer, it takes over by itself if it may. So it does with all volumes of a group.
     pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
         let left = self.change(|state| {
             let serving = state.serving;
@@ -485,6 +525,13 @@ impl Inner {
             return;
         }
         let replica = self.local.superblock().replica;
+        if self.group.is_some() {
+            tracing::error!(
+                %replica,
+                "the local leg has failed ({error}): no volume of the group is served here any more"
+            );
+            return self.stop_group();
+        }
         tracing::error!(%replica, "the local leg has failed ({error}): handing over to the peer");
         let inner = self.clone();
         // Without the role lock here: this is a host call, and a change of role may wait for it.

@@ -86,9 +86,11 @@ impl Inner {
         {
             return Err(PeerRefusal::Changed);
         }
+        // Only the leader of a group reads the record.
+        let (reads, own_store) = (self.asks_arbiter(), self.failover.store());
         let before_proof = self.failover.proof();
         let proof = self.failover.change_proof(|before| match offer {
-            LossPermission::Recorded(record) if in_sync => before.recorded(record),
+            LossPermission::Recorded(record) if in_sync && reads => before.recorded(record),
             _ => StoreProof::NotNeeded,
         });
         if proof != before_proof {
@@ -101,12 +103,13 @@ impl Inner {
                 LossPermission::Recorded(RecordStamp { revision, .. }) if in_sync => {
                     // Not before the target's task has seen the record at the arbiter: see
                     // [`StoreProof`].
-                    let serving_right = if proof.is_given() {
-                        before.serving_right
-                    } else {
-                        RecordedRight::Unknown
+                    let serving_right = match reads {
+                        false => RecordedRight::InSync,
+                        true if proof.is_given() => before.serving_right,
+                        true => RecordedRight::Unknown,
                     };
-                    ArbiterMark { revision, serving_right, suspended: false, ..known }
+                    let store = if reads { before.store } else { own_store };
+                    ArbiterMark { revision, serving_right, suspended: false, store, ..known }
                 }
                 LossPermission::Recorded(_) => {
                     ArbiterMark { serving_right, suspended: false, ..known }
@@ -121,7 +124,7 @@ impl Inner {
         };
         self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;
         let after_ms = u64::from(failover_after_ms);
-        if self.failover.source_after_ms.swap(after_ms, Ordering::AcqRel) != after_ms {
+        if self.failover.lease.set_source_after(after_ms) != after_ms {
             self.warn_about_other_time(after_ms);
         }
         *self.failover.offer.lock() = Some(offer);

@@ -17,28 +17,31 @@ use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::race::{self, Ask, Decision, Denial, Goal, Occasion};
 use flagstone_arbiter::{ArbiterRecord, NoAnswer, ReplicaId, SharedArbiter, StoreId, Stored};
 use flagstone_blockdev::IoError;
-use flagstone_runtime::{random_u64, time};
+use flagstone_runtime::{random_u64, spawn_detached, time};
 
+use crate::failover::members::Attachments;
 use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
 use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::OrderProgress;
+use crate::manage::roles::RoleChange;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superblock};
-use crate::state::arbitration::{
-    PeerExclusion, ServingRight, Step, peer_may_have_served, step, stops_serving_at,
-};
-use crate::state::machine::{Action, Event, NodeRole, next};
+use crate::state::arbitration::{ServingRight, Step, peer_may_have_served, step, stops_serving_at};
+use crate::state::machine::{Action, Actions, Event, MachineState, NodeRole, next};
 use crate::state::outlook::Obstacle;
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
     ReplicaId(replica.0)
 }
 
-/// Takes steps until the mirror is closed.
+/// Takes steps until the mirror is closed. In a consistency group, the leader does so for all.
 pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
-    inner.begin_at(arbiter.store()).await;
+    inner.begin_at(inner.failover.store()).await;
+    if !inner.asks_arbiter() {
+        return;
+    }
     // A step whose race was denied, and the earliest time to repeat it.
     let mut paused: Option<((Step, StoreProof), u64)> = None;
     loop {
@@ -56,6 +59,8 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             inner.failover.forget_grant();
         }
         let until = match (next_step, paused) {
+            // The superblock of a member may change without a change of state.
+            (Step::Wait(None), _) if inner.group.is_some() => Some(inner.tick()),
             (Step::Wait(until), _) => until,
             (_, Some((before, until))) if attempt == before && Inner::boot_ns() < until => {
                 Some(until.min(inner.tick()))
@@ -89,6 +94,16 @@ struct Denied;
 
 /// Another step is due.
 struct Abandoned;
+
+/// A member, and a transition of it that was decided.
+struct Decided {
+    member: Arc<Inner>,
+    after: MachineState,
+    actions: Actions,
+    /// Taken before hosts were refused, so that no source attaches before the calls in flight have
+    /// ended; `None` if another change of role was in progress.
+    role_change: Option<RoleChange>,
+}
 
 impl Inner {
     /// Durably records the store that is asked from now on, before any step. A replica with a
@@ -135,16 +150,19 @@ impl Inner {
             Step::Wait(_) => {}
             Step::Disconnect => {
                 tracing::warn!(%replica, "the peer does not answer: asking the arbiter");
-                let session_id = self.lock().legs[0].session_id;
-                self.disconnect(0, session_id);
+                for (member, session_id) in self.sessions() {
+                    member.disconnect(0, session_id);
+                }
             }
             Step::DetachSource => {
                 tracing::warn!(%replica, "the source does not answer: asking the arbiter");
-                self.end_attachment().await;
+                for member in self.open_of_group() {
+                    member.end_attachment().await;
+                }
             }
             Step::StopServing => {
                 tracing::error!(%replica, "neither the peer nor the arbiter answers: refusing hosts");
-                self.step_aside(Event::LeaseEnded).await;
+                self.step_aside(|_| Event::LeaseEnded).await;
             }
             Step::Publish { .. }
             | Step::RunDegraded
@@ -159,12 +177,15 @@ impl Inner {
 
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
         let superblock = self.local.superblock();
-        let (attachments, peer, session_id, published) = {
+        let (attachments, sessions) = (self.attachments(), self.sessions());
+        let (peer, published) = {
             let state = self.lock();
-            let session_id = state.legs[0].session_id;
-            let published = state.published.filter(|known| known.session_id == session_id);
-            (state.attachments, state.legs[0].peer, session_id, published)
+            (state.legs[0].peer, state.published)
         };
+        let is_present = |(member, session_id): &(Arc<Inner>, u64)| {
+            member.lock().published.is_some_and(|known| known.session_id == *session_id)
+        };
+        let published = published.filter(|_| sessions.iter().all(is_present));
         let epoch = superblock.epoch;
         let goal = match now {
             Step::Publish { in_sync } => {
@@ -223,7 +244,7 @@ impl Inner {
                 *self.failover.denial.lock() = None;
                 record
             }
-            Err(denial) => match self.failover.grant_despite(now, &denial, attachments) {
+            Err(denial) => match self.failover.grant_despite(now, &denial, &attachments) {
                 Some(record) => record,
                 None => {
                     self.denied(now, denial).await;
@@ -232,7 +253,7 @@ impl Inner {
             },
         };
         if now.takes_role() && peer_may_have_served(self.machine_state().role) {
-            self.failover.keep_grant(&record, attachments);
+            self.failover.keep_grant(&record, attachments.clone());
             match self.unless_due(now, self.fence_peer(now)).await {
                 Ok(true) => {}
                 Ok(false) => return Err(Denied),
@@ -244,7 +265,7 @@ impl Inner {
             }
         }
         self.failover.forget_grant();
-        self.granted(now, &record, ended.read_back, (attachments, session_id)).await
+        self.granted(now, &record, ended.read_back, (attachments, sessions)).await
     }
 
     /// Runs a race until another step is due.
@@ -281,28 +302,31 @@ impl Inner {
 
     /// Records durably that the arbiter's record may list the peer as in sync from now on. False if
     /// this failed, or the role has changed.
-    async fn contest(&self) -> bool {
-        let mark = |before: ArbiterMark| ArbiterMark {
-            serving_right: match before.serving_right {
+    async fn contest(self: &Arc<Self>) -> bool {
+        let mark = |superblock: &Superblock| ArbiterMark {
+            serving_right: match superblock.arbiter.serving_right {
                 // This right is valid for one exact revision only.
                 RecordedRight::Succeeded => RecordedRight::Succeeded,
                 _ => RecordedRight::Unknown,
             },
-            ..before
+            ..superblock.arbiter
         };
-        if self.store_mark(mark).await.is_err() {
+        let Some(members) = self.all_of_group() else { return false };
+        if self.store_marks(&members, mark).await.is_err() {
             return false;
         }
-        self.change(|state| {
-            if state.serving && matches!(state.serving_right, ServingRight::Alone(_)) {
-                let since_ns = Inner::boot_ns();
-                self.set_serving_right(
-                    state,
-                    ServingRight::Contested { since_ns, peer_left: false },
-                );
-            }
-            state.serving
-        })
+        let contest = |member: &Arc<Inner>| {
+            member.change(|state| {
+                if state.serving && matches!(state.serving_right, ServingRight::Alone(_)) {
+                    let since_ns = Inner::boot_ns();
+                    let contested = ServingRight::Contested { since_ns, peer_left: false };
+                    member.set_serving_right(state, contested);
+                }
+                state.serving
+            })
+        };
+        // Every one, also after one that does not serve.
+        members.iter().filter(|member| !contest(member)).count() == 0
     }
 
     async fn granted(
@@ -310,15 +334,25 @@ impl Inner {
         now: Step,
         record: &ArbiterRecord,
         read_back: bool,
-        (attachments, session_id): (u64, u64),
+        (attachments, sessions): (Attachments, Vec<(Arc<Inner>, u64)>),
     ) -> Result<(), Denied> {
-        let revision = record.revision.max(self.local.superblock().arbiter.revision);
+        let own = self.local.superblock().arbiter;
+        let (revision, suspended) = (record.revision.max(own.revision), own.suspended);
         let store = self.failover.store();
-        let mark =
-            |serving_right| move |before| ArbiterMark { revision, serving_right, store, ..before };
+        let mark = move |serving_right| {
+            move |superblock: &Superblock| ArbiterMark {
+                revision,
+                serving_right,
+                store,
+                suspended,
+                ..superblock.arbiter
+            }
+        };
         match now {
             Step::Publish { in_sync: true } => {
-                self.store_mark(mark(RecordedRight::Unknown)).await.map_err(|_| Denied)?;
+                let members = self.all_of_group().ok_or(Denied)?;
+                let stored = self.store_marks(&members, mark(RecordedRight::Unknown)).await;
+                stored.map_err(|_| Denied)?;
                 if read_back || record.revision < revision {
                     // The record may have been stored seconds ago. It may have been copied to
                     // another store since, where the peer would take it for a proof. So it is
@@ -326,28 +360,31 @@ impl Inner {
                     self.change(|state| state.published = state.published.map(Published::outdated));
                     return Err(Denied);
                 }
-                self.change(|state| {
-                    state.published = Some(Published::now(session_id, record.stamp()));
-                    if let ServingRight::Contested { peer_left, .. } = &mut state.serving_right {
-                        *peer_left = false;
-                    }
-                });
+                Inner::publish(&sessions, record.stamp());
             }
             Step::TakeOver | Step::Reclaim => return self.take_over(record, attachments).await,
             Step::Watch => self.watched(),
             _ => {
-                // Durable before a write is acknowledged.
-                self.store_mark(mark(RecordedRight::Alone)).await.map_err(|_| Denied)?;
-                self.change(|state| {
-                    if state.serving {
-                        let checked_ns = Inner::boot_ns();
-                        let exclusion = PeerExclusion::Recorded { checked_ns };
-                        self.set_serving_right(state, ServingRight::Alone(exclusion));
-                    }
-                });
+                // Durable at every volume before a write to any is acknowledged.
+                let members = self.open_of_group();
+                let alone = move |superblock: &Superblock| match superblock.role {
+                    ReplicaRole::Source => mark(RecordedRight::Alone)(superblock),
+                    // Not served here yet: see [`Inner::bring_members`].
+                    _ => mark(superblock.arbiter.serving_right)(superblock),
+                };
+                let stored = self.store_marks(&members, alone).await;
+                stored.map_err(|_| Denied)?;
+                Inner::run_alone(&members);
                 if now == Step::RunDegraded {
                     // Also without a write, so that this node needs no arbiter after a restart.
                     let _ = self.ensure_new_generation().await;
+                    // Not here: one that has begun to serve since waits for this task.
+                    for member in self.others_of_group() {
+                        spawn_detached(async move { member.record_loss().await });
+                    }
+                }
+                if !self.bring_members(record).await {
+                    return Err(Denied);
                 }
             }
         }
@@ -357,22 +394,15 @@ impl Inner {
     async fn take_over(
         self: &Arc<Self>,
         record: &ArbiterRecord,
-        attachments: u64,
+        attachments: Attachments,
     ) -> Result<(), Denied> {
-        let _order = self.running_order();
-        let _role_change = self.begin_role_change().await;
+        let members = self.all_of_group().ok_or(Denied)?;
+        let _lock = Inner::lock_group(&members).await;
         // A source that has attached since may have replaced the record.
-        if self.lock().attachments != attachments {
+        if self.attachments() != attachments {
             return Ok(());
         }
-        let decided = next(&self.machine_state(), Event::Granted);
-        let done = match decided {
-            Ok((after, actions)) => {
-                let progress = OrderProgress::granted(record.epoch, record.revision);
-                self.perform(after, actions.iter(), progress).await.map(drop)
-            }
-            Err(refusal) => Err(refusal.into()),
-        };
+        let done = self.serve_granted(&members, record).await;
         done.map_err(|error: CommandError| {
             let replica = self.local.superblock().replica;
             tracing::error!(%replica, "the arbiter agreed, but this node cannot serve: {error}");
@@ -394,19 +424,19 @@ impl Inner {
         if matches!(role, NodeRole::Serving { .. } | NodeRole::Waiting { .. }) {
             let was_alone = self.local.superblock().arbiter.serving_right.is_alone()
                 || matches!(self.lock().serving_right, ServingRight::Alone(_));
-            self.step_aside(match was_alone {
+            self.step_aside(|role| match was_alone {
                 // Writes that it acknowledged without its peer are kept for the operator.
                 true => Event::Deposed { epoch: epoch.max(least_epoch(role.epoch())) },
                 false => Event::Outvoted { epoch },
             })
             .await;
         }
-        let mark = move |before: ArbiterMark| ArbiterMark {
-            revision: before.revision.max(revision),
+        let mark = move |superblock: &Superblock| ArbiterMark {
+            revision: superblock.arbiter.revision.max(revision),
             serving_right: RecordedRight::Unknown,
-            ..before
+            ..superblock.arbiter
         };
-        let _ = self.store_mark(mark).await;
+        let _ = self.store_marks(&self.open_of_group(), mark).await;
     }
 
     /// Compares this target's read with the source's report: a proof that both use one store, or a
@@ -464,25 +494,96 @@ impl Inner {
         self.failover.watched_ns.store(Inner::boot_ns(), Ordering::Release);
     }
 
-    /// Stops serving. Hosts are refused at once; the other actions wait for a change of role in
-    /// progress.
-    async fn step_aside(self: &Arc<Self>, event: Event) {
-        let Ok((after, actions)) = next(&self.machine_state(), event) else { return };
-        if actions.iter().any(|action| action == Action::RefuseHosts) {
-            self.refuse_hosts();
+    /// Stops serving, with all members of the group, by the event for the role of each. Hosts are
+    /// refused at once; the other actions wait for a change of role in progress.
+    async fn step_aside(self: &Arc<Self>, event: impl Fn(NodeRole) -> Event) {
+        let decided = self.refuse_all(event);
+        Inner::step_back(decided).await;
+    }
+
+    /// Refuses hosts, and decides what follows.
+    fn refuse_all(self: &Arc<Self>, event: impl Fn(NodeRole) -> Event) -> Vec<Decided> {
+        let (mut decided, mut is_free) = (Vec::new(), true);
+        for member in self.open_of_group() {
+            let state = member.machine_state();
+            let Ok((after, actions)) = next(&state, event(state.role)) else { continue };
+            // In the order of the members, and none after one that is not free: an order to the
+            // group may hold that one, and wait for those after it.
+            let role_change = match is_free {
+                true => member.try_begin_role_change(),
+                false => None,
+            };
+            is_free = role_change.is_some();
+            if actions.iter().any(|action| action == Action::RefuseHosts) {
+                member.refuse_hosts();
+            }
+            decided.push(Decided { member, after, actions, role_change });
         }
+        decided
+    }
+
+    async fn step_back(decided: Vec<Decided>) {
+        for Decided { member, after, actions, role_change } in decided {
+            let _order = member.running_order();
+            let _role_change = match role_change {
+                Some(role_change) => role_change,
+                None => member.begin_role_change().await,
+            };
+            // Another change of role came first.
+            if !matches!(member.machine_state().role, NodeRole::Waiting { .. }) {
+                continue;
+            }
+            let done = member.perform(after, actions.iter(), OrderProgress::default()).await;
+            if let Err(error) = done {
+                let replica = member.local.superblock().replica;
+                tracing::error!(%replica, "did not stop cleanly: {error}");
+            }
+            member.reconnect_all();
+        }
+    }
+
+    /// Stops serving all members after the device of this one has failed, and ends their sessions.
+    /// The peer, which has every acknowledged write, asks the arbiter for all. This member records
+    /// nothing: its intent log has to cover the calls that have failed.
+    pub(super) fn stop_group(self: &Arc<Self>) {
+        let decided = self.refuse_all(|_| Event::LeaseEnded);
+        let inner = self.clone();
+        // Not here: this is a host call, and a change of role may wait for it.
+        spawn_detached(async move {
+            inner.end_sessions();
+            Inner::step_back(decided).await;
+        });
+    }
+
+    /// Stops a member that is served by itself: its leader has stopped, and does not renew the
+    /// right of this one.
+    pub(crate) async fn follow_automatically(self: &Arc<Self>) -> bool {
+        // The leader's state is not locked together with this one, which may be the same.
+        let is_led = self.arbitrating().lock().serving;
+        let (is_contested, serving, awaits_leader) = {
+            let state = self.lock();
+            (state.serving_right.is_contested(), state.serving, state.awaits_leader)
+        };
+        match serving {
+            true if is_contested && !is_led => {
+                let now = self.own_situation(&self.lock());
+                if stops_serving_at(&now).is_some_and(|at| now.now_ns >= at) {
+                    self.step_aside_alone(Event::LeaseEnded).await;
+                }
+                true
+            }
+            // As after a start: see [`Inner::waits_for_leader`].
+            false if awaits_leader && is_led => self.serve_after_start(true).await.is_ok(),
+            _ => true,
+        }
+    }
+
+    async fn step_aside_alone(self: &Arc<Self>, event: Event) {
         let _order = self.running_order();
         let _role_change = self.begin_role_change().await;
-        // Another change of role came first.
-        if !matches!(self.machine_state().role, NodeRole::Waiting { .. }) {
-            return;
+        if let Ok((after, actions)) = next(&self.machine_state(), event) {
+            let _ = self.perform(after, actions.iter(), OrderProgress::default()).await;
         }
-        let done = self.perform(after, actions.iter(), OrderProgress::default()).await;
-        if let Err(error) = done {
-            let replica = self.local.superblock().replica;
-            tracing::error!(%replica, "did not stop cleanly: {error}");
-        }
-        self.reconnect_all();
     }
 }
 

@@ -33,7 +33,8 @@ fn commits(action: Action) -> bool {
     matches!(action, Action::Serve(_) | Action::HandOver(_))
 }
 
-struct GroupMember {
+/// A member with the transition that was decided for it.
+pub(crate) struct GroupMember {
     inner: Arc<Inner>,
     after: MachineState,
     actions: Actions,
@@ -41,6 +42,14 @@ struct GroupMember {
 }
 
 impl GroupMember {
+    pub(crate) fn new(
+        inner: Arc<Inner>,
+        (after, actions): (MachineState, Actions),
+        progress: OrderProgress,
+    ) -> GroupMember {
+        GroupMember { inner, after, actions, progress }
+    }
+
     fn action(&self, step: usize) -> Option<Action> {
         self.actions.iter().nth(step)
     }
@@ -51,6 +60,20 @@ impl GroupMember {
 }
 
 impl ConsistencyGroup {
+    /// Hands all members to the peer before this node stops.
+    pub(crate) async fn leave(self: &Arc<Self>) -> Result<(), CommandError> {
+        let members: Option<Vec<Arc<Inner>>> = self.members().into_iter().collect();
+        let members = members.ok_or(OrderRefusal::GroupIncomplete)?;
+        let _lock = Inner::lock_group(&members).await;
+        // The task of another member has done it.
+        if members.iter().all(|member| !member.lock().serving) {
+            return Ok(());
+        }
+        let done = carry_out(&members, OperatorOrder::HandOver(0), true).await;
+        members.iter().for_each(|member| member.failover.answered());
+        done.map(drop)
+    }
+
     /// Carries out an order for all members.
     pub(crate) async fn order(
         self: &Arc<Self>,
@@ -73,18 +96,17 @@ impl ConsistencyGroup {
                     for member in &members {
                         guards.push(member.desired_state_lock.acquire().await);
                     }
-                    carry_out(&members, order).await
+                    carry_out(&members, order, false).await
                 });
                 let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
                 ended.unwrap_or(Err(CommandError::DeviceBusy))
             }
             _ => {
-                let _orders: Vec<_> = members.iter().map(|member| member.running_order()).collect();
-                let mut role_changes = Vec::new();
-                for member in &members {
-                    role_changes.push(member.begin_role_change().await);
-                }
-                carry_out(&members, order).await
+                let _lock = Inner::lock_group(&members).await;
+                let done = carry_out(&members, order, false).await;
+                // A node that was ordered to stop does not take the role back at once.
+                members.iter().for_each(|member| member.failover.answered());
+                done
             }
         }
     }
@@ -150,6 +172,7 @@ async fn deliver_together(step: usize, members: impl Iterator<Item = &mut GroupM
 async fn carry_out(
     members: &[Arc<Inner>],
     order: OperatorOrder,
+    leaves: bool,
 ) -> Result<Vec<Undelivered>, CommandError> {
     let mut decided = Vec::new();
     for inner in members {
@@ -161,30 +184,42 @@ async fn carry_out(
             order => order,
         };
         let (after, actions) = next_in_group(&inner.machine_state(), order)?;
-        let (inner, progress) = (inner.clone(), OrderProgress::default());
-        decided.push(GroupMember { inner, after, actions, progress });
+        decided.push(GroupMember::new(inner.clone(), (after, actions), OrderProgress::default()));
     }
     if let OperatorOrder::HandOver(_) = order
         && decided.iter().all(|member| member.actions.is_empty())
     {
         return Err(OrderRefusal::NotSource.into());
     }
+    prepare(&mut decided).await?;
+    let done = match order {
+        OperatorOrder::HandOver(leg) => hand_over(&decided, leg, leaves).await,
+        _ => commit(&mut decided).await,
+    };
+    done?;
+    Ok(decided.into_iter().flat_map(|member| member.progress.undelivered).collect())
+}
+
+/// Carries out decided transitions that begin to serve, for all members. The caller holds the
+/// locks.
+pub(crate) async fn carry_out_decided(decided: &mut [GroupMember]) -> Result<(), CommandError> {
+    prepare(decided).await?;
+    commit(decided).await
+}
+
+/// Carries out the actions that precede the first member that serves or is handed over.
+async fn prepare(decided: &mut [GroupMember]) -> Result<(), CommandError> {
     let longest = decided.iter().map(|member| member.actions.iter().count()).max();
     for step in 0..longest.unwrap_or(0) {
         deliver_together(step, decided.iter_mut()).await;
-        for member in &mut decided {
+        for member in decided.iter_mut() {
             let acts = |action: &Action| !commits(*action) && *action != Action::DeliverQueues;
             if let Some(action) = member.action(step).filter(acts) {
                 member.act(action).await?;
             }
         }
     }
-    let done = match order {
-        OperatorOrder::HandOver(leg) => hand_over(&decided, leg).await,
-        _ => commit(&mut decided).await,
-    };
-    done?;
-    Ok(decided.into_iter().flat_map(|member| member.progress.undelivered).collect())
+    Ok(())
 }
 
 /// Stops at a failure of the leader, without which no other member may serve. Continues after a
@@ -212,11 +247,14 @@ async fn commit(decided: &mut [GroupMember]) -> Result<(), CommandError> {
 }
 
 /// Hands over all members. The outcome of the first member decides for all.
-async fn hand_over(decided: &[GroupMember], leg: usize) -> Result<(), CommandError> {
+async fn hand_over(decided: &[GroupMember], leg: usize, leaves: bool) -> Result<(), CommandError> {
     let mut offers: Vec<(&Arc<Inner>, RoleOffer)> = Vec::new();
     for member in decided.iter().filter(|member| !member.actions.is_empty()) {
         match member.inner.offer_role(leg).await {
-            Ok(offer) => offers.push((&member.inner, offer)),
+            Ok(offer) => {
+                let offer = RoleOffer { leaves: leaves || offer.leaves, ..offer };
+                offers.push((&member.inner, offer));
+            }
             Err(error) => {
                 let mut result = Err(error);
                 for (inner, offer) in &offers {

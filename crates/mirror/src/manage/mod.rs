@@ -3,7 +3,7 @@
 pub(crate) mod announce;
 pub mod command;
 pub(crate) mod create;
-mod group_order;
+pub(crate) mod group_order;
 pub(crate) mod order;
 pub mod replica;
 pub(crate) mod resize;

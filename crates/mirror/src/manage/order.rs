@@ -16,7 +16,6 @@ use crate::limits::{LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS};
 use crate::manage::announce::{Announcement, ConnectAttempts};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
-use crate::manage::transfer::RoleTransfer;
 use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::{
@@ -126,6 +125,19 @@ impl OrderProgress {
     }
 }
 
+/// State of the local data.
+pub(crate) fn disk_of(superblock: &Superblock, has_failed: bool, is_unverified: bool) -> DiskState {
+    match superblock.flags.inconsistent {
+        _ if has_failed => DiskState::Failed,
+        true if !superblock.not_received.is_empty() => DiskState::Incomplete,
+        true => DiskState::Inconsistent,
+        false if superblock.current.is_none() => DiskState::Blank,
+        false if is_unverified => DiskState::Unverified,
+        false if superblock.removed => DiskState::Removed,
+        false => DiskState::Consistent,
+    }
+}
+
 impl Inner {
     pub(crate) fn machine_state(&self) -> machine::MachineState {
         self.machine_state_in(&self.lock())
@@ -134,9 +146,8 @@ impl Inner {
     pub(crate) fn machine_state_in(&self, state: &State) -> machine::MachineState {
         let superblock = self.local.superblock();
         let epoch = superblock.epoch;
-        let ended = state.closed || !matches!(state.transfer, RoleTransfer::None);
         let role = match state.role {
-            _ if ended => NodeRole::Closed,
+            _ if state.has_ended() => NodeRole::Closed,
             _ if state.serving => NodeRole::Serving { epoch },
             ReplicaRole::Source => {
                 NodeRole::Waiting { epoch, handed_over: superblock.designated_successor.is_some() }
@@ -144,15 +155,7 @@ impl Inner {
             ReplicaRole::Target => NodeRole::Target { epoch, attached: state.attached.is_some() },
             ReplicaRole::Deposed => NodeRole::Deposed { by: epoch },
         };
-        let disk = match superblock.flags.inconsistent {
-            _ if state.local_device_failed => DiskState::Failed,
-            true if !superblock.not_received.is_empty() => DiskState::Incomplete,
-            true => DiskState::Inconsistent,
-            false if superblock.current.is_none() => DiskState::Blank,
-            false if state.unverified => DiskState::Unverified,
-            false if superblock.removed => DiskState::Removed,
-            false => DiskState::Consistent,
-        };
+        let disk = disk_of(&superblock, state.local_device_failed, state.unverified);
         let mut legs = [None; PEERS_MAX];
         for (place, leg) in legs.iter_mut().zip(&state.legs) {
             *place = Some(Leg { desired: leg.desired_state, phase: leg.phase });
@@ -227,6 +230,7 @@ impl Inner {
             _ => {
                 let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
+                self.change(|state| state.awaits_leader = false);
                 let done = self.transition(Event::Order(order)).await;
                 // A node that was ordered to stop does not take the role back at once.
                 self.failover.answered();
@@ -252,6 +256,11 @@ impl Inner {
     /// Serves after a start, if this node's records and the peers allow it. With `ask` false, this
     /// process was serving until now.
     pub(crate) async fn serve_after_start(self: &Arc<Self>, ask: bool) -> Result<bool, RoleError> {
+        let waits = self.waits_for_leader();
+        self.change(|state| state.awaits_leader = waits);
+        if waits {
+            return Ok(false);
+        }
         let mut answers = Answers::default();
         if ask && Mirror(self.clone()).asks_before_it_serves() {
             answers = self.ask_peers(ConnectAttempts::Retry).await.0;
@@ -263,6 +272,15 @@ impl Inner {
             _ => RoleError::Refused(OrderRefusal::Closed),
         })?;
         Ok(self.lock().serving)
+    }
+
+    /// True for a member of a group with automatic failover whose leader does not serve: the
+    /// arbiter decides for the leader. This member then follows it.
+    pub(crate) fn waits_for_leader(&self) -> bool {
+        let follows = self.group.as_ref().filter(|membership| !membership.is_leader());
+        let serves = |leader: Arc<Inner>| leader.lock().serving;
+        self.failover.is_automatic()
+            && follows.is_some_and(|membership| !membership.leader().is_some_and(serves))
     }
 
     /// Carries out actions in order. The caller holds the role lock.

@@ -110,6 +110,12 @@ impl Inner {
         RoleChange(self.clone())
     }
 
+    /// Starts a change of role, unless one is in progress.
+    pub(crate) fn try_begin_role_change(self: &Arc<Self>) -> Option<RoleChange> {
+        let mut state = self.lock();
+        (!std::mem::replace(&mut state.changing_role, true)).then(|| RoleChange(self.clone()))
+    }
+
     pub(crate) fn block_admission(self: &Arc<Self>) -> AdmissionBlock {
         self.change(|state| state.admission_blocks += 1);
         AdmissionBlock(self.clone())
@@ -184,7 +190,7 @@ impl Inner {
             self.mark_all_legs().await?;
         }
         let new_generation = NewGeneration::alone(self);
-        let mark = self.failover.mark_after(promotion, self.local.superblock().arbiter);
+        let mark = self.failover.mark_after(promotion);
         let promote = move |superblock: &mut Superblock| {
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Source, None);
             superblock.epoch = match promotion {
@@ -192,7 +198,7 @@ impl Inner {
                 Promotion::Granted { epoch, .. } => superblock.epoch.max(epoch),
                 _ => next_epoch(superblock.epoch.max(seen), rank),
             };
-            superblock.arbiter = mark;
+            superblock.arbiter = mark(superblock.arbiter);
             // Hosts are about to read the local data, whatever the peer has.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
             if parts {

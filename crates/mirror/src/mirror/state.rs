@@ -46,6 +46,9 @@ pub(crate) struct State {
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
+    /// In a group with automatic failover: this mirror has started, and waits for its leader to
+    /// serve.
+    pub(crate) awaits_leader: bool,
     /// Result of a stop of the whole group, for the order that stops this member.
     pub(crate) stopped: Option<Result<Vec<Undelivered>, CommandError>>,
     /// Orders to change the role that have not ended, including orders that wait for another
@@ -119,6 +122,11 @@ impl State {
     pub(crate) fn stop_serving(&mut self) {
         self.serving = false;
         self.service_ends += 1;
+    }
+
+    /// The mirror has ended, or moves to another one.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closed || !matches!(self.transfer, RoleTransfer::None)
     }
 
     /// The local leg has failed and no peer serves the volume.

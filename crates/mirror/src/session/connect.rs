@@ -150,7 +150,8 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
     let outcome = match found {
         HandshakePlan::Lead { promote: true, .. }
-            if next(&inner.machine_state(), inner.admitted_by(&peers)).is_err() =>
+            if next(&inner.machine_state(), inner.admitted_by(&peers)).is_err()
+                || inner.waits_for_members() =>
         {
             HandshakeOutcome::Idle
         }
@@ -386,7 +387,7 @@ async fn lead(
         // A change of role since the handshake may be the operator's order not to serve.
         let still = plan(&inner.identity(peers.view.replica), &peers);
         let leads = matches!(still, HandshakePlan::Lead { promote: true, .. });
-        if !leads || inner.epoch_after(peers.view.epoch) != epoch {
+        if !leads || inner.waits_for_members() || inner.epoch_after(peers.view.epoch) != epoch {
             return Err(SessionEnd::Changed);
         }
         // Not `epoch_seen`: this epoch was announced to the peer.

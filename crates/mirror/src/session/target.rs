@@ -290,7 +290,7 @@ impl TargetSession {
             return Err(PeerRefusal::Group);
         }
         let _role_change = inner.begin_role_change().await;
-        if inner.failover.is_fencing() {
+        if inner.arbitrating().failover.is_fencing() {
             return Err(PeerRefusal::NotNow);
         }
         inner.check_attach(&attach)?;
@@ -303,9 +303,9 @@ impl TargetSession {
         if !asker.is_none() && inner.local.superblock().epoch > reported {
             return Err(PeerRefusal::Changed);
         }
-        let mark = inner.failover.mark_attached(inner.local.superblock().arbiter, attach.asks);
+        let mark = inner.failover.mark_attached(attach.asks);
         let admit = move |superblock: &mut Superblock, slot: usize| {
-            superblock.arbiter = mark;
+            superblock.arbiter = mark(superblock.arbiter);
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
             superblock.removed = false;
             superblock.epoch = superblock.epoch.max(attach.epoch);

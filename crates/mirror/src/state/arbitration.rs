@@ -28,6 +28,7 @@ use crate::failover::StoreProof;
 use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedRight;
 use crate::state::machine::{DiskState, MachineState, NodeRole};
+use crate::state::members::Members;
 use crate::state::status::LegPhase;
 
 /// Right of a source to serve without its peer.
@@ -138,6 +139,8 @@ pub struct Situation {
     pub watched_ns: u64,
     /// At an attached target: proof that source and target use one store.
     pub proof: StoreProof,
+    /// The other members of the consistency group.
+    pub members: Members,
     /// Times derived from the configuration.
     pub timing: Timing,
 }
@@ -208,6 +211,8 @@ pub fn step(situation: &Situation) -> Step {
         }
         NodeRole::Target { attached: true, .. } => watching(situation),
         _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
+        _ if situation.members == Members::Attached => Step::DetachSource,
+        _ if situation.members != Members::Ready => Step::Wait(None),
         NodeRole::Target { .. } if situation.mark == RecordedRight::Unknown => {
             if situation.source_asks { Step::Reclaim } else { Step::Wait(None) }
         }
@@ -244,6 +249,11 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
         ServingRight::Alone(PeerExclusion::Ordered) => Step::Insist,
         ServingRight::Alone(PeerExclusion::Unshared) => Step::Wait(None),
         ServingRight::Alone(_) if situation.is_other_store => Step::Wait(None),
+        ServingRight::Alone(PeerExclusion::Recorded { .. })
+            if situation.members == Members::Behind =>
+        {
+            Step::StayDegraded
+        }
         ServingRight::Alone(PeerExclusion::Recorded { checked_ns }) => {
             match compared_again_at(checked_ns) {
                 due if now_ns >= due => Step::StayDegraded,
@@ -256,6 +266,8 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
             let stop_at = lease_until_ns.saturating_add(timing.grace_ns());
             match phase {
                 _ if now_ns >= stop_at => Step::StopServing,
+                // The peer takes over all volumes.
+                _ if situation.members == Members::Failed => Step::StopServing,
                 _ if attached && now_ns >= ask_at => Step::Disconnect,
                 LegPhase::InSync if attached => match situation.published_until_ns {
                     Some(compare_at) => Step::Wait(Some(ask_at.min(compare_at))),
@@ -263,6 +275,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                 },
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 _ if situation.is_other_store => Step::Wait(Some(stop_at)),
+                _ if situation.members == Members::Unready => Step::Wait(Some(stop_at)),
                 // It was alone before its restart, so the decision does not involve its peer.
                 _ if !attached && situation.mark.is_alone() => Step::RunDegraded,
                 _ if !attached && (situation.write_waits || peer_left || now_ns >= ask_at) => {

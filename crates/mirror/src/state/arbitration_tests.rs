@@ -34,6 +34,7 @@ pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation 
         source_asks: true,
         watched_ns: NOW,
         proof: StoreProof::Given(RECORD),
+        members: Members::Ready,
         timing: TIMING,
     }
 }

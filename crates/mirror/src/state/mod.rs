@@ -2,5 +2,6 @@
 
 pub mod arbitration;
 pub mod machine;
+pub mod members;
 pub mod outlook;
 pub mod status;

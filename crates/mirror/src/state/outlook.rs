@@ -43,6 +43,8 @@ named! {
         Lost = "lost",
         /// It has won, and the command that fences its peer fails.
         Unfenced = "unfenced",
+        /// A volume of its consistency group has no open replica there.
+        Absent = "absent",
         /// The configuration names another arbiter than the one that has its record.
         OtherArbiter = "other-arbiter",
         _ => Unknown
@@ -67,6 +69,7 @@ impl Obstacle {
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
             Obstacle::Lost => "the arbiter has decided for another node",
             Obstacle::Unfenced => "the command that fences its peer has failed",
+            Obstacle::Absent => "it has no open replica",
             Obstacle::OtherArbiter => {
                 "the configuration names another arbiter than its record is at"
             }

@@ -15,6 +15,8 @@ pub struct DataTransfer {
     start: u32,
     next: u32,
     end: u32,
+    /// `LAST_PDU` may come before `end`, and then moves it.
+    may_end_early: bool,
 }
 
 /// Location of an accepted data PDU.
@@ -33,16 +35,27 @@ impl DataTransfer {
     /// or its end exceeds 32 bits.
     pub const fn of_r2t(cid: u16, tag: u16, offset: u32, data_bytes: u32) -> Option<Self> {
         match offset.checked_add(data_bytes) {
-            Some(end) if data_bytes > 0 => {
-                Some(Self { cid, tag: Some(tag), start: offset, next: offset, end })
-            }
+            Some(end) if data_bytes > 0 => Some(Self {
+                cid,
+                tag: Some(tag),
+                start: offset,
+                next: offset,
+                end,
+                may_end_early: false,
+            }),
             _ => None,
         }
     }
 
     /// The transfer of all `data_bytes` of a command to the host. With 0 bytes, no PDU is accepted.
     pub const fn of_command(cid: u16, data_bytes: u32) -> Self {
-        Self { cid, tag: None, start: 0, next: 0, end: data_bytes }
+        Self { cid, tag: None, start: 0, next: 0, end: data_bytes, may_end_early: false }
+    }
+
+    /// The transfer of at most `data_bytes` of a command to the host, the command's allocation
+    /// length: it ends with the piece that has `LAST_PDU`.
+    pub const fn of_allocation(cid: u16, data_bytes: u32) -> Self {
+        Self { may_end_early: true, ..Self::of_command(cid, data_bytes) }
     }
 
     /// Remaining bytes.
@@ -51,13 +64,19 @@ impl DataTransfer {
         self.end - self.next
     }
 
+    /// Received bytes.
+    #[inline]
+    pub const fn received_bytes(&self) -> u32 {
+        self.next - self.start
+    }
+
     /// Accepts the next piece, whose header passed [`DataHeader::check`]. An error leaves the state
     /// unchanged.
     ///
     /// # Errors
     /// Invalid header field: another command or transfer tag. Out of range: outside the transfer.
-    /// Sequence error: not at the end of the last piece, or `LAST_PDU` before the end or missing at
-    /// the end. For SUCCESS without `LAST_PDU` toward a host, invalid header field.
+    /// Sequence error: not at the end of the last piece, or `LAST_PDU` before the end (of a
+    /// transfer with an exact length) or missing at the end. For SUCCESS without `LAST_PDU` toward a host, invalid header field.
     #[inline]
     pub const fn accept(&mut self, header: &DataHeader) -> Result<AcceptedData, Fatal> {
         if header.cid.get() != self.cid {
@@ -78,10 +97,14 @@ impl DataTransfer {
             _ => return Err(Fatal::OUT_OF_RANGE),
         };
         // An empty piece, which `DataHeader::check` refuses, must not cause an endless loop.
-        if offset != self.next || data_bytes == 0 || flags.last != (end == self.end) {
+        let last = end == self.end || (flags.last && self.may_end_early);
+        if offset != self.next || data_bytes == 0 || flags.last != last {
             return Err(Fatal::SEQUENCE);
         }
         self.next = end;
+        if last {
+            self.end = end;
+        }
         Ok(AcceptedData { offset, data_bytes, last: flags.last })
     }
 }
@@ -147,6 +170,21 @@ mod tests {
         let early = piece(7, 99, 0, 4, flags::SUCCESS);
         assert_eq!(read.accept(&early), Err(Fatal::field(1)));
         assert!(read.accept(&piece(7, 99, 0, 8, flags::LAST | flags::SUCCESS)).unwrap().last);
+    }
+
+    #[test]
+    fn last_piece_may_end_an_allocation_early() {
+        let mut receive = DataTransfer::of_allocation(7, 64);
+        assert!(!receive.accept(&piece(7, 0, 0, 8, 0)).unwrap().last);
+        assert_eq!((receive.received_bytes(), receive.remaining_bytes()), (8, 56));
+        let ending = piece(7, 0, 8, 4, flags::LAST | flags::SUCCESS);
+        assert!(receive.accept(&ending).unwrap().last);
+        assert_eq!((receive.received_bytes(), receive.remaining_bytes()), (12, 0));
+        for flags in [0, flags::LAST] {
+            assert_eq!(receive.accept(&piece(7, 0, 12, 4, flags)), Err(Fatal::OUT_OF_RANGE));
+        }
+        let mut unmarked = DataTransfer::of_allocation(7, 64);
+        assert_eq!(unmarked.accept(&piece(7, 0, 0, 64, 0)), Err(Fatal::SEQUENCE));
     }
 
     #[test]

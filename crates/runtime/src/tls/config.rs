@@ -20,6 +20,10 @@ use super::error::TlsConfigError;
 /// suite by its hash; [`super::handshake`] refuses ChaCha20.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
 
+/// s2n's policy of only TLS 1.3 with AES-256-GCM, for clients whose PSKs all have its hash: OpenSSL
+/// chooses the suite first, and then refuses the handshake if no PSK fits.
+const POLICY_SHA384: &str = "20250211";
+
 /// Hash of a pre-shared key, which selects the cipher suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsPskHash {
@@ -194,7 +198,7 @@ impl TlsServer {
         own: Option<&ClientIdentity>,
         authorities: Option<&[u8]>,
     ) -> Result<TlsServer, TlsConfigError> {
-        let mut builder = builder()?;
+        let mut builder = builder(POLICY)?;
         if let Some(own) = own {
             let loaded = builder.load_pem(&own.chain, &own.key);
             loaded.map_err(|error| TlsConfigError::new("certificate and key", &error))?;
@@ -221,7 +225,8 @@ impl TlsClient {
     /// # Errors
     /// The library refuses.
     pub fn with_psks(psks: Vec<TlsPsk>) -> Result<TlsClient, TlsConfigError> {
-        let config = builder()?.build();
+        let only_sha384 = psks.iter().all(|psk| psk.hash == TlsPskHash::Sha384);
+        let config = builder(if only_sha384 { POLICY_SHA384 } else { POLICY })?.build();
         let config = config.map_err(|error| TlsConfigError::new("TLS", &error))?;
         Ok(TlsClient { config, psks, server_name: None })
     }
@@ -231,7 +236,7 @@ impl TlsClient {
     /// # Errors
     /// A certificate or key that cannot be used.
     pub fn with_trust(trust: &ServerTrust) -> Result<TlsClient, TlsConfigError> {
-        let mut builder = builder()?;
+        let mut builder = builder(POLICY)?;
         match &trust.authorities {
             Some(authorities) => trust_only(&mut builder, authorities)?,
             None => {
@@ -250,11 +255,11 @@ impl TlsClient {
     }
 }
 
-fn builder() -> Result<Builder, TlsConfigError> {
+fn builder(policy: &str) -> Result<Builder, TlsConfigError> {
     let made = || {
         let mut builder = Config::builder();
         builder.with_system_certs(false)?;
-        builder.set_security_policy(&Policy::from_version(POLICY)?)?;
+        builder.set_security_policy(&Policy::from_version(policy)?)?;
         // Blinding delays defend modes of TLS 1.2 that are not spoken here.
         builder.set_max_blinding_delay(0)?;
         Ok(builder)

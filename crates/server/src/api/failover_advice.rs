@@ -104,6 +104,13 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
              node answers. Check it with `flagstone mirror fence {volume} --dry-run`. If the other machine is \
              certainly stopped, run `flagstone mirror failover {volume} --force`"
         ),
+        Obstacle::Absent => {
+            let lacking = failover.obstacle_volume.as_deref().unwrap_or(volume);
+            format!(
+                "{lacking} has no open replica on {node}, so no volume of its group is served there: make it \
+                 work, or {decide}"
+            )
+        }
         Obstacle::NotInSync | Obstacle::Lost => format!(
             "{cause}: {node} may lack acknowledged writes, and does not serve {volume} by itself. To decide, \
              {decide}"

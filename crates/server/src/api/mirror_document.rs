@@ -184,10 +184,14 @@ pub struct FailoverDocument {
     pub would_win: bool,
     /// Reason why it would not; `null` if it would.
     pub obstacle: Option<Obstacle>,
+    /// In a consistency group, whose volumes fail over together: the first volume with an obstacle.
+    pub obstacle_volume: Option<String>,
     /// On the source: the peer takes over when this node fails now.
     pub peer_would_win: bool,
     /// On the source: why the peer does not; `null` if it does.
     pub peer_obstacle: Option<Obstacle>,
+    /// In a consistency group: the first volume with an obstacle on the peer.
+    pub peer_obstacle_volume: Option<String>,
     /// The operator has suspended automatic failover, as far as this node has seen.
     pub suspended: bool,
     /// Highest revision of the arbiter's record that this node has seen; 0 for none.

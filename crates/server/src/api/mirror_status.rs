@@ -109,8 +109,10 @@ fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
     FailoverDocument {
         would_win: failover.obstacle.is_none(),
         obstacle: failover.obstacle,
+        obstacle_volume: failover.volume.clone(),
         peer_would_win: serving && peer_obstacle.is_none(),
         peer_obstacle,
+        peer_obstacle_volume: failover.peer_volume.clone().filter(|_| serving),
         suspended: failover.is_suspended,
         revision: failover.mark.revision,
         denial: failover.denial.as_ref().map(Denial::to_string),

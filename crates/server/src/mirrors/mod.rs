@@ -502,12 +502,12 @@ impl MirroredVolume {
                 peers.len()
             ));
         }
-        // The configuration refuses automatic failover of a group's member.
+        let versions = self.versions.get();
         let mirror = match failover {
             Some(options) => {
-                Mirror::with_failover(self.versions.get(), replica, peers, Some(options))
+                Mirror::with_failover(versions, replica, peers, membership, Some(options))
             }
-            None => Mirror::in_group(self.versions.get(), replica, peers, membership),
+            None => Mirror::in_group(versions, replica, peers, membership),
         };
         let target = self.target()?;
         // Before the replica can be reached.
@@ -580,9 +580,10 @@ impl MirroredVolume {
         let options = HostOptions {
             host_nqn: Some(self.own_host),
             keys: self.keys_of(&peer.name)?,
-            tls: self
-                .tls_of(&peer.name)?
-                .map(|keys| RemoteTls { keys, allow_plain: peer.tls == PeerTls::Allowed }),
+            tls: self.tls_of(&peer.name)?.map(|keys| RemoteTls {
+                allow_plain: peer.tls == PeerTls::Allowed,
+                ..RemoteTls::required(keys)
+            }),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,

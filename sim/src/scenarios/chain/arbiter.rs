@@ -22,14 +22,14 @@ const FENCE_MAX: Duration = Duration::from_secs(2);
 
 /// Loss of messages between a storage node and the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cut {
-    pub(super) requests: bool,
-    pub(super) answers: bool,
+pub(in crate::scenarios) struct Cut {
+    pub(in crate::scenarios) requests: bool,
+    pub(in crate::scenarios) answers: bool,
     /// Drop only the answers to writes.
-    pub(super) written: bool,
+    pub(in crate::scenarios) written: bool,
 }
 
-pub(super) struct Store {
+pub(in crate::scenarios) struct Store {
     world: World,
     node: NodeId,
     memory: RefCell<MemoryStore>,
@@ -38,36 +38,36 @@ pub(super) struct Store {
     /// Delay of the copies between two stores; `None` for one store.
     copied_after: Cell<Option<Duration>>,
     /// True if the two stores are cut off from each other.
-    pub(super) is_split: Cell<bool>,
+    pub(in crate::scenarios) is_split: Cell<bool>,
     /// Store in the configuration of each node.
-    pub(super) ids: [Cell<StoreId>; 2],
+    pub(in crate::scenarios) ids: [Cell<StoreId>; 2],
     backup: RefCell<MemoryStore>,
-    pub(super) down: Cell<bool>,
+    pub(in crate::scenarios) down: Cell<bool>,
     /// By storage node: true if reads are answered and writes refused, because space is used up, or
     /// the user may only read.
-    pub(super) read_only: [Cell<bool>; 2],
+    pub(in crate::scenarios) read_only: [Cell<bool>; 2],
     /// Longest delay of a message.
-    pub(super) slow: Cell<Duration>,
+    pub(in crate::scenarios) slow: Cell<Duration>,
     /// Probability that an answer is lost, in percent.
-    pub(super) loses: Cell<u64>,
-    pub(super) cuts: [Cell<Cut>; 2],
+    pub(in crate::scenarios) loses: Cell<u64>,
+    pub(in crate::scenarios) cuts: [Cell<Cut>; 2],
     /// Probability that a fencing command fails, in percent; `None` without such commands.
-    pub(super) fence_fails: Cell<Option<u64>>,
+    pub(in crate::scenarios) fence_fails: Cell<Option<u64>>,
     /// Number of successful commands of each node.
-    pub(super) fenced: [Cell<u64>; 2],
+    pub(in crate::scenarios) fenced: [Cell<u64>; 2],
     /// Duration of a fencing command; `None` for up to [`FENCE_MAX`].
-    pub(super) fence_takes: Cell<Option<Duration>>,
+    pub(in crate::scenarios) fence_takes: Cell<Option<Duration>>,
     /// Number of commands that have not ended, including abandoned ones.
-    pub(super) fencing: Cell<u32>,
+    pub(in crate::scenarios) fencing: Cell<u32>,
     /// True if a fencing command stops this node: see
     /// [`Cluster::stop_fenced`](super::cluster::Cluster).
-    pub(super) stops: [Cell<bool>; 2],
+    pub(in crate::scenarios) stops: [Cell<bool>; 2],
     /// True if a backup was restored, or the record was lost.
-    pub(super) was_restored: Cell<bool>,
+    pub(in crate::scenarios) was_restored: Cell<bool>,
 }
 
 impl Store {
-    pub(super) fn end_faults(&self) {
+    pub(in crate::scenarios) fn end_faults(&self) {
         self.down.set(false);
         self.read_only.iter().for_each(|is| is.set(false));
         self.slow.set(Duration::from_millis(2));
@@ -75,11 +75,11 @@ impl Store {
         self.cuts.iter().for_each(|cut| cut.set(Cut::default()));
     }
 
-    pub(super) fn back_up(&self) {
+    pub(in crate::scenarios) fn back_up(&self) {
         self.backup.replace(self.memory.borrow().clone());
     }
 
-    pub(super) fn record(&self, volume: ReplicaId) -> Option<ArbiterRecord> {
+    pub(in crate::scenarios) fn record(&self, volume: ReplicaId) -> Option<ArbiterRecord> {
         let stored = self.memory.borrow().read(volume)?;
         Some(ArbiterRecord::decode(&stored.bytes).expect("written by this release"))
     }
@@ -91,7 +91,11 @@ impl Store {
 
     /// Restores the backup, unless it lists a replica as in sync that has been excluded since and
     /// does not know it. No node could detect that, so the guide forbids such a restore.
-    pub(super) fn restore(&self, volume: ReplicaId, seen: impl Fn(ReplicaId) -> u64) -> bool {
+    pub(in crate::scenarios) fn restore(
+        &self,
+        volume: ReplicaId,
+        seen: impl Fn(ReplicaId) -> u64,
+    ) -> bool {
         let (Some(now), Some(old)) = (self.record(volume), self.backed_up(volume)) else {
             return false;
         };
@@ -105,7 +109,7 @@ impl Store {
         may
     }
 
-    pub(super) fn lose_record(&self, volume: ReplicaId) {
+    pub(in crate::scenarios) fn lose_record(&self, volume: ReplicaId) {
         self.memory.borrow_mut().remove(volume);
         self.was_restored.set(true);
     }
@@ -113,7 +117,7 @@ impl Store {
     /// Gives each node a store of its own, if the copies have a delay; otherwise one store for
     /// both.
     #[cfg(test)]
-    pub(super) fn set_copied_after(&self, delay: Option<Duration>) {
+    pub(in crate::scenarios) fn set_copied_after(&self, delay: Option<Duration>) {
         self.copied_after.set(delay);
         self.second.replace(self.memory.borrow().clone());
     }
@@ -143,10 +147,10 @@ impl Store {
 
 /// Handle of the store, held by the mirrors.
 #[derive(Clone)]
-pub(super) struct StoreHandle(Arc<CoreLocal<Store>>);
+pub(in crate::scenarios) struct StoreHandle(Arc<CoreLocal<Store>>);
 
 impl StoreHandle {
-    pub(super) fn new(sim: &Simulation) -> StoreHandle {
+    pub(in crate::scenarios) fn new(sim: &Simulation) -> StoreHandle {
         let local = CoreLocal::new();
         local.get_or_init(|| Store {
             world: sim.world(),
@@ -172,15 +176,15 @@ impl StoreHandle {
         StoreHandle(Arc::new(local))
     }
 
-    pub(super) fn get(&self) -> Rc<Store> {
+    pub(in crate::scenarios) fn get(&self) -> Rc<Store> {
         self.0.get().expect("made on the only core")
     }
 }
 
 /// The store as one storage node reaches it.
-pub(super) struct Client {
-    pub(super) store: StoreHandle,
-    pub(super) index: usize,
+pub(in crate::scenarios) struct Client {
+    pub(in crate::scenarios) store: StoreHandle,
+    pub(in crate::scenarios) index: usize,
 }
 
 impl Client {
@@ -245,9 +249,9 @@ impl Arbiter for Client {
 
 /// Command of a storage node that stops the other one. It continues after it is abandoned, like a
 /// request that has reached the cloud's API.
-pub(super) struct Fencer {
-    pub(super) store: StoreHandle,
-    pub(super) index: usize,
+pub(in crate::scenarios) struct Fencer {
+    pub(in crate::scenarios) store: StoreHandle,
+    pub(in crate::scenarios) index: usize,
 }
 
 impl Fence for Fencer {

@@ -577,7 +577,7 @@ async fn node(
         time::sleep(Duration::from_millis(100)).await;
     };
     let versions = LinkVersions::SPOKEN;
-    let mirror = Arc::new(Mirror::with_failover(versions, local, vec![peer], failover));
+    let mirror = Arc::new(Mirror::with_failover(versions, local, vec![peer], None, failover));
     world.devices.borrow_mut()[index] = Some(device);
     world.mirrors.borrow_mut()[index] = Some(mirror.clone());
     let target = target_of(index, &mirror);

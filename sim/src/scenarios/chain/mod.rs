@@ -33,7 +33,7 @@
 //! scenarios and `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are
 //! left out too: without checksums, no promise covers them.
 
-mod arbiter;
+pub(in crate::scenarios) mod arbiter;
 mod checks;
 mod cluster;
 mod failover;

@@ -32,7 +32,7 @@ impl LinkTls {
     /// TLS of the node as its peer's host.
     pub(super) fn of_host(self) -> Option<RemoteTls> {
         let allow_plain = self == LinkTls::Allowed;
-        (self != LinkTls::Off).then(|| RemoteTls { keys: pair_key(), allow_plain })
+        (self != LinkTls::Off).then(|| RemoteTls { allow_plain, ..RemoteTls::required(pair_key()) })
     }
 
     /// Sets the TLS of the replica at the target of node `index`.

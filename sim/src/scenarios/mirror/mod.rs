@@ -15,6 +15,8 @@ mod cluster;
 #[cfg(test)]
 mod commands;
 mod full_history;
+mod group_failover;
+mod group_history;
 mod grouped;
 #[cfg(test)]
 mod growth;
@@ -132,6 +134,15 @@ pub const HISTORY: Scenario = Scenario {
     about: "an asynchronous mirror: whenever the target may be promoted, it shows the source at one \
             moment of its past",
     run: history::run,
+};
+
+/// A consistency group with an arbiter.
+pub const GROUP_FAILOVER: Scenario = Scenario {
+    name: "mirror-group-failover",
+    about: "a consistency group of three volumes with an arbiter: nodes die, pause and part, also \
+            between two superblocks; all volumes move or none, no read is stale and no acknowledged \
+            write lost",
+    run: group_failover::run,
 };
 
 /// A consistency group, compared with the history of its hosts across the volumes.
