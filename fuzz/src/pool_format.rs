@@ -1,16 +1,19 @@
 //! Fuzz target for the records of pools: superblock, chunk header, map page, volume table.
 //!
 //! Input: a byte that selects the structure and whether its checksum is made to match, a byte of
-//! place, then the bytes of the structure, cut or filled to its length.
+//! place, then the bytes of the structure, cut or filled to its length. Or the stored blocks of a
+//! compressed unit.
 //!
 //! Whatever is accepted can be encoded again and decodes to the same value.
 
 use flagstone_pool::PoolId;
+use flagstone_pool::compress::{compressed, decompressed};
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::ondisk::chunk::ChunkHeader;
 use flagstone_pool::ondisk::layout::PoolLayout;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES, Superblock, choose};
+use flagstone_pool::ondisk::unit::Codec;
 use flagstone_pool::ondisk::volume_table::VolumeTable;
 use flagstone_pool::ondisk::{Block, seal};
 
@@ -18,6 +21,9 @@ use flagstone_pool::ondisk::{Block, seal};
 pub fn run(input: &[u8]) {
     let [parameters, place, bytes @ ..] = input else { return };
     let place = u64::from(*place);
+    if parameters & 8 != 0 {
+        return unit(bytes, place as usize % 10);
+    }
     if parameters & 3 == 3 {
         return volume_table(bytes);
     }
@@ -62,6 +68,18 @@ fn page(block: &Block, index: u64) {
     let mut again: Block = [0; BLOCK_BYTES];
     found.encode(place.level, place.index, &mut again);
     assert_eq!(MapPage::decode(&again, place, layout().blocks()), Ok(found));
+}
+
+/// Stored blocks of a compressed unit, which decompress to exactly its size or not at all.
+fn unit(bytes: &[u8], blocks: usize) {
+    if let Some(data) = decompressed(bytes, blocks, <[u8]>::to_vec) {
+        assert_eq!(data.len(), blocks * BLOCK_BYTES);
+        for codec in [Codec::Lz4, Codec::Zstd] {
+            if let Some(stored) = compressed(codec, &data, <[u8]>::to_vec) {
+                assert!(decompressed(&stored, blocks, |again| again == data) == Some(true));
+            }
+        }
+    }
 }
 
 fn volume_table(bytes: &[u8]) {

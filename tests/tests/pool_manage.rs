@@ -202,6 +202,56 @@ fn volume_with_sectors_of_512_bytes() {
     assert!(bed.refused("volume set small --block-size 1024").contains("block_size"));
 }
 
+#[test]
+fn compressed_volume_survives_a_kill() {
+    if !have("compression", &TOOLS) {
+        return;
+    }
+    let (mut bed, _) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB --compression auto");
+    bed.run("volume create small --pool fast --size 64MiB --block-size 512 --compression zstd");
+    for volume in ["db", "small"] {
+        io(&bed, volume, &["write -P 1 0 8M", "write -P 2 1028K 4K", "write -P 3 2056K 200K"]);
+    }
+    io(&bed, "small", &["write -P 4 4194816 1024", "flush"]);
+    bed.run("snapshot create db@a");
+    // Blocks that do not compress, beside those that do.
+    let line = "--rw randwrite --bs 16k --depth 8 --ios 1000 --verify --size 4MiB";
+    Load::start(&bed.server.nvme_uri("db"), line).wait().assert_complete();
+    bed.run("volume set db --compression off");
+    io(&bed, "db", &["write -P 5 6M 1M", "flush"]);
+    bed.server.kill();
+    bed.server.restart();
+    for (pattern, from, len) in [("5", "6M", "1M"), ("1", "7M", "1M"), ("1", "5M", "1M")] {
+        io(&bed, "db", &[&format!("read -P {pattern} {from} {len}")]);
+    }
+    for (pattern, from, len) in [
+        ("1", "0", "1M"),
+        ("2", "1028K", "4K"),
+        ("1", "1032K", "1M"),
+        ("3", "2056K", "200K"),
+        ("4", "4194816", "1024"),
+        ("1", "4195840", "512"),
+    ] {
+        io(&bed, "small", &[&format!("read -P {pattern} {from} {len}")]);
+    }
+    let stored = |name: &str| {
+        let pool = &get(&bed.server.api(), &format!("/v1/volumes/{name}"))["pool"];
+        (pool["used_bytes"].as_u64().unwrap_or(0), pool["stored_bytes"].as_u64().unwrap_or(0))
+    };
+    let is_small =
+        || matches!(stored("small"), (used, stored) if used >= 8 << 20 && stored < 3 << 20);
+    until("a checkpoint counts what is stored", is_small, || format!("{:?}", stored("small")));
+    assert!(bed.run("volume show small").contains(":1)"));
+    assert!(bed.run("pool status fast").contains("of data stored in"));
+    let refused = bed.refused("volume set db --setting compression=gzip");
+    assert!(refused.contains("off, lz4, zstd, auto"), "{refused}");
+    bed.run("volume clone db@a copy --dry-run");
+    let sent = bed.scratch.join("sent");
+    send(&bed, "db@a", &sent);
+    assert!(std::fs::metadata(&sent).unwrap().len() > 8 << 20, "a stream is not compressed");
+}
+
 /// Sends a snapshot to a file.
 fn send(bed: &Bed, line: &str, to: &Path) {
     let status = Command::new(binary())

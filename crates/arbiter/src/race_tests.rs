@@ -97,16 +97,16 @@ fn short(denial: &Denial) -> &'static str {
 }
 
 fn decisions() -> String {
-    let mut table = "| record | ".to_owned();
+    let mut table = "|record|".to_owned();
     let names: Vec<String> = goals().iter().map(Goal::to_string).collect();
-    table += &format!("{} |\n| --- |{}\n", names.join(" | "), " --- |".repeat(names.len()));
+    table += &format!("{}|\n|---|{}\n", names.join("|"), "---|".repeat(names.len()));
     for (name, seen_revision, found) in findings() {
         let succeeds = name.contains("handed over");
         let cells = goals().into_iter().map(|goal| {
             let ask = Ask { seen_revision, succeeds, ..ask(A, goal) };
             shown(&decide(&ask, found.as_ref().map(stored).as_ref()))
         });
-        table += &format!("| {name} | {} |\n", cells.collect::<Vec<_>>().join(" | "));
+        table += &format!("|{name}|{}|\n", cells.collect::<Vec<_>>().join("|"));
     }
     table
 }
@@ -168,14 +168,14 @@ fn named(state: &RaceState) -> String {
 fn transitions() -> String {
     let states = states();
     let names: Vec<&str> = states.iter().map(|(name, _)| *name).collect();
-    let mut table = format!("| event | {} |\n| --- |", names.join(" | "));
-    table += &format!("{}\n", " --- |".repeat(names.len()));
+    let mut table = format!("|event|{}|\n|---|", names.join("|"));
+    table += &format!("{}\n", "---|".repeat(names.len()));
     for (name, event) in events() {
         let cells = states.iter().map(|(_, state)| {
             let (after, _) = next(state.clone(), event.clone());
             if after == *state { String::new() } else { named(&after) }
         });
-        table += &format!("| {name} | {} |\n", cells.collect::<Vec<_>>().join(" | "));
+        table += &format!("|{name}|{}|\n", cells.collect::<Vec<_>>().join("|"));
     }
     table
 }

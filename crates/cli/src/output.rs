@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write as _};
 
+use flagstone_units::display::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
@@ -48,4 +49,10 @@ pub(crate) fn progress_bar(length: Option<u64>, template: &str) -> ProgressBar {
 /// Writes a message to standard error. A failure has no other place to go.
 pub(crate) fn complain(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Space that data takes, and its ratio.
+pub(crate) fn compressed(data_bytes: u64, stored_bytes: u64) -> String {
+    let ratio = data_bytes as f64 / stored_bytes.max(1) as f64;
+    format!("stored in {} ({ratio:.2}:1)", size(stored_bytes))
 }

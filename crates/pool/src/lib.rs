@@ -15,6 +15,7 @@
 
 mod checkpoint;
 mod cleaner;
+pub mod compress;
 pub mod error;
 pub mod id;
 pub mod limits;
@@ -28,6 +29,7 @@ mod storage;
 pub mod stream;
 pub mod verify;
 
+pub use compress::{COMPRESSION_PROPERTY, Compression};
 pub use error::{PoolError, VolumeError};
 pub use id::PoolId;
 pub use manage::create::CreateOptions;

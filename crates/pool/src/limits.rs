@@ -23,6 +23,15 @@ pub const SEGMENTS_MAX: u32 = 1 << 24;
 /// Most payload blocks of a chunk. With its header it takes 1 MiB, the largest reserved buffer.
 pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 
+/// Most blocks of a compressed unit: a read of one block reads and decompresses at most 32 KiB.
+pub const UNIT_BLOCKS: usize = 8;
+
+/// Level of Zstandard.
+pub const ZSTD_LEVEL: i32 = 3;
+
+/// Most units of a volume that are not tried after data that did not compress: 2 MiB.
+pub const GIVE_UP_MAX: u32 = 64;
+
 /// Most chunks of a core in flight. Writes that arrive meanwhile join the next chunk. They hold at
 /// most 8 × 1 MiB per core.
 pub const CHUNKS_IN_FLIGHT: usize = 8;
@@ -86,7 +95,7 @@ pub const VOLUME_NAME_MAX: usize = 128;
 /// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
 pub const PROPERTIES_MAX: usize = 2048;
 
-/// Largest volume table, in bytes: 16,384 volumes × 2,280 B, rounded up.
+/// Largest volume table, in bytes: 16,384 volumes × 2,296 B, rounded up.
 pub const VOLUME_TABLE_BYTES_MAX: usize = 36 << 20;
 
 /// Largest volume, in blocks: 16 PiB.

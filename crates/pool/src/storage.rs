@@ -14,6 +14,7 @@ use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LOG_INDEX, LogStart, Superblock, copy_offset,
 };
+use crate::ondisk::unit::block_of;
 use crate::ondisk::{Block, FormatError};
 
 /// A device, with its name in messages.
@@ -142,8 +143,9 @@ impl Storage {
         Ok(Storage { devices, layout, log })
     }
 
-    /// Device from which a block is read.
+    /// The device from which a block, or the first one of a location, is read.
     pub(crate) fn device_of(&self, block: u64) -> &NamedDevice {
+        let block = block_of(block);
         match &self.log {
             Some(log) if log.held(block).is_some() => &log.named,
             _ => &self.devices[self.layout.place(block).device],

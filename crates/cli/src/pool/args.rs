@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand};
+use flagstone_pool::Compression;
 use flagstone_units::parse_size;
 
 use crate::completions;
@@ -413,6 +414,9 @@ pub(crate) struct SettingArgs {
     /// Refuse writes
     #[arg(long)]
     pub(crate) read_only: bool,
+    /// Compress new data: off, lz4, zstd, or auto (lz4 when written, zstd once it is cold)
+    #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
+    pub(crate) compression: Option<String>,
     /// Another key of the volume's table, such as nbd_export=data or shared_limit=vm (repeatable)
     #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) others: Vec<(String, String)>,

@@ -213,6 +213,9 @@ fn settings(args: &SettingArgs) -> Map<String, Value> {
     if let Some(size) = &args.block_size {
         settings.insert("block_size".to_owned(), value(size));
     }
+    if let Some(mode) = &args.compression {
+        settings.insert("compression".to_owned(), mode.clone().into());
+    }
     if args.read_only {
         settings.insert("read_only".to_owned(), true.into());
     }
@@ -286,12 +289,13 @@ mod tests {
         let create = order(
             "flagstone volume create db --pool fast --size 2GiB --limit iops=15000 --limit \
              throughput=240MB/s --allow-host nqn.2026-01.io.h:1 --block-size 512 --read-only \
-             --setting nbd_export=data",
+             --compression auto --setting nbd_export=data",
         );
         let settings = json!({
             "limit": {"iops": 15000, "throughput": "240MB/s"},
             "allow_hosts": ["nqn.2026-01.io.h:1"],
             "block_size": 512,
+            "compression": "auto",
             "read_only": true,
             "nbd_export": "data",
         });

@@ -9,6 +9,8 @@ use flagstone_units::display::size;
 
 use flagstone_units::columns::{Left, Right, lines};
 
+use crate::output::compressed;
+
 pub(super) fn order(order: &OrderDocument) -> String {
     let prefix = match (order.dry_run, order.changed) {
         (true, true) => "would be done: ",
@@ -90,6 +92,14 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             size(pool.capacity_bytes),
             pool.used_percent
         );
+        if pool.stored_bytes < pool.data_bytes {
+            let compressed = compressed(pool.data_bytes, pool.stored_bytes);
+            let _ = writeln!(text, "  {} of data {compressed}", size(pool.data_bytes));
+        }
+        if pool.held_bytes > 0 {
+            let held = size(pool.held_bytes);
+            let _ = writeln!(text, "  up to {held} held by overwritten parts of compressed data");
+        }
         let _ = writeln!(
             text,
             "  {} checkpoints; the cleaner emptied {} segments and copied {}",

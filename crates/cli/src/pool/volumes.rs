@@ -105,6 +105,7 @@ mod tests {
             name: "fast".to_owned(),
             thick,
             used_bytes: 47 << 20,
+            stored_bytes: 47 << 20,
             origin: origin.map(str::to_owned),
             settings: serde_json::Map::new(),
         };

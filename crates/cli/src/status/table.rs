@@ -13,6 +13,8 @@ use flagstone_units::{exact_size, grouped};
 use super::rates::{CallRates, VolumeRates, by_kind};
 use flagstone_units::columns::{Left, Right, lines};
 
+use crate::output::compressed;
+
 pub(crate) fn rate(per_second: f64) -> String {
     let decimals = usize::from(per_second > 0.0 && per_second < 10.0);
     grouped(per_second, decimals)
@@ -142,6 +144,10 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     if let Some(place) = &volume.pool {
         let kind = if place.thick { "thick" } else { "thin" };
         let _ = write!(text, "\n  {kind}, {} used", size(place.used_bytes));
+        if place.stored_bytes < place.used_bytes {
+            let compressed = compressed(place.used_bytes, place.stored_bytes);
+            let _ = write!(text, ", {compressed}");
+        }
         if let Some(origin) = &place.origin {
             let _ = write!(text, ", clone of {origin}");
         }

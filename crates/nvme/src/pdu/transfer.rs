@@ -76,7 +76,8 @@ impl DataTransfer {
     /// # Errors
     /// Invalid header field: another command or transfer tag. Out of range: outside the transfer.
     /// Sequence error: not at the end of the last piece, or `LAST_PDU` before the end (of a
-    /// transfer with an exact length) or missing at the end. For SUCCESS without `LAST_PDU` toward a host, invalid header field.
+    /// transfer with an exact length) or missing at the end. For SUCCESS without `LAST_PDU` toward
+    /// a host, invalid header field.
     #[inline]
     pub const fn accept(&mut self, header: &DataHeader) -> Result<AcceptedData, Fatal> {
         if header.cid.get() != self.cid {

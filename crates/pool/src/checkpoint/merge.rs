@@ -16,7 +16,8 @@ use flagstone_blockdev::IoError;
 use super::{OldMaps, leaf_end};
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
-use crate::manage::shared::{SegmentUsage, Shared};
+use crate::manage::shared::Shared;
+use crate::manage::usage::SegmentUsage;
 use crate::map::recent::MapChange;
 use crate::map::tree::{PathLookup, Tree, read_page};
 use crate::ondisk::ancestry::Ownership;
@@ -47,8 +48,12 @@ pub(crate) struct Merged {
     pub(crate) tree: Tree,
     /// Mapped blocks, new minus old.
     pub(crate) mapped: i64,
+    /// Their weight, new minus old.
+    pub(crate) weight: i64,
     /// Blocks shared with the parent that the new tree no longer has.
     pub(crate) unshared: u64,
+    /// Their weight.
+    pub(crate) unshared_weight: u64,
 }
 
 /// New entries of pages, by index.
@@ -62,8 +67,28 @@ pub(super) struct Merge<'a> {
     ownership: Ownership,
     /// Birth of new pages.
     birth: u64,
+    changed: Changed,
+}
+
+/// Changes of the counts of a volume.
+#[derive(Debug, Default)]
+struct Changed {
     mapped: i64,
+    weight: i64,
     unshared: u64,
+    unshared_weight: u64,
+}
+
+impl Changed {
+    /// Counts a changed entry, of which the tree owned the old one or not.
+    fn count(&mut self, old: MapEntry, new: MapEntry, own: bool) {
+        if !own && old.is_stored() {
+            self.unshared += 1;
+            self.unshared_weight += u64::from(old.weight());
+        }
+        self.mapped += i64::from(!new.is_hole()) - i64::from(!old.is_hole());
+        self.weight += i64::from(new.mapped_weight()) - i64::from(old.mapped_weight());
+    }
 }
 
 impl<'a> Merge<'a> {
@@ -75,7 +100,7 @@ impl<'a> Merge<'a> {
         birth: u64,
     ) -> Merge<'a> {
         let shared = maps.shared;
-        Merge { shared, maps, usage, old, ownership, birth, mapped: 0, unshared: 0 }
+        Merge { shared, maps, usage, old, ownership, birth, changed: Changed::default() }
     }
 
     /// Applies the changes; the new root has `level`.
@@ -97,15 +122,16 @@ impl<'a> Merge<'a> {
             pages = self.inner(above, &pages, touched).await?;
         }
         let root = pages.first().map_or(old.root, |(_, entry)| *entry);
-        let Merge { mapped, unshared, .. } = self;
-        Ok(Merged { tree: Tree { level, root, ..old }, mapped, unshared })
+        let Changed { mapped, weight, unshared, unshared_weight } = self.changed;
+        let tree = Tree { level, root, ..old };
+        Ok(Merged { tree, mapped, weight, unshared, unshared_weight })
     }
 
     /// Drops an entry of the old tree. Returns true if the tree owned it, so that it was freed.
     fn retire(&mut self, entry: MapEntry, level: u8, index: u64) -> Result<bool, IoError> {
         let own = self.ownership.is_own(entry.birth, (index + 1).saturating_mul(span(level)));
         if own {
-            self.usage.retire(self.shared, entry)?;
+            self.shared.retire(self.usage, entry)?;
         }
         Ok(own)
     }
@@ -182,9 +208,8 @@ impl<'a> Merge<'a> {
             for ((new, old), block) in page.entries.iter().zip(&old.entries).zip(blocks) {
                 if new != old {
                     let own = self.retire(*old, 0, block)?;
-                    self.unshared += u64::from(!own && old.is_stored());
-                    self.usage.add(self.shared, *new);
-                    self.mapped += i64::from(!new.is_hole()) - i64::from(!old.is_hole());
+                    self.usage.add(&self.shared.storage.layout, *new);
+                    self.changed.count(*old, *new, own);
                 }
             }
             self.replace(1, index, entry, page, &mut batch, &mut done).await?;
@@ -271,7 +296,7 @@ impl<'a> Merge<'a> {
         let written = batch.drain(..).zip(checksums).zip(appended.payload..);
         for (((index, page), checksum), location) in written.collect::<Vec<_>>() {
             let entry = MapEntry { location, birth, checksum };
-            self.usage.add(self.shared, entry);
+            self.usage.add(&self.shared.storage.layout, entry);
             self.shared.cache.put(entry, Arc::new(page));
             done.push((index, entry));
         }

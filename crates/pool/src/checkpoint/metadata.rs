@@ -7,8 +7,9 @@ use super::merge::{Merge, MergeInput};
 use super::relocate::Moving;
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
-use crate::manage::shared::{SegmentUsage, Shared, State};
+use crate::manage::shared::{Shared, State};
 use crate::manage::space::USAGE_PER_BLOCK;
+use crate::manage::usage::SegmentUsage;
 use crate::map::recent::MapChange;
 use crate::map::tree::Tree;
 use crate::ondisk::ancestry::Ownership;
@@ -20,6 +21,9 @@ use crate::ondisk::{Block, checksum};
 
 /// Level of the root of the metadata map.
 pub(crate) const METADATA_LEVEL: u8 = 3;
+
+/// First block of what dead blocks of units hold in the metadata map.
+pub(crate) const HELD_BLOCK: u64 = 1 << 21;
 
 /// First block of the volume table in the metadata map.
 pub(crate) const VOLUME_TABLE_BLOCK: u64 = 1 << 22;
@@ -76,12 +80,21 @@ impl Metadata {
         let (shared, volume_table_bytes) = (old.shared, volume_table.encode());
         let moved = |index: u64| moving.touched.contains(&PagePlace { volume: 0, level: 0, index });
         let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
-        let parts = usage.blocks.chunks(USAGE_PER_BLOCK);
+        let parts = usage.weights.chunks(USAGE_PER_BLOCK);
         for (index, (new, old)) in
-            (0..).zip(parts.zip(self.usage_on_disk.blocks.chunks(USAGE_PER_BLOCK)))
+            (0..).zip(parts.zip(self.usage_on_disk.weights.chunks(USAGE_PER_BLOCK)))
         {
             if new != old || moved(index) {
                 blocks.push((index, Some(usage_block(new))));
+            }
+        }
+        let parts = usage.held.chunks(USAGE_PER_BLOCK);
+        for (at, (new, old)) in
+            (HELD_BLOCK..).zip(parts.zip(self.usage_on_disk.held.chunks(USAGE_PER_BLOCK)))
+        {
+            let is_hole = new.iter().all(|held| *held == 0);
+            if new != old || moved(at) {
+                blocks.push((at, (!is_hole).then(|| usage_block(new))));
             }
         }
         let before: Vec<Block> = blocks_of(&self.volume_table_bytes).collect();

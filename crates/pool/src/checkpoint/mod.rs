@@ -11,13 +11,14 @@ mod metadata;
 mod reap;
 pub(crate) mod relocate;
 
-pub(crate) use metadata::{METADATA_LEVEL, VOLUME_TABLE_BLOCK};
+pub(crate) use metadata::{HELD_BLOCK, METADATA_LEVEL, VOLUME_TABLE_BLOCK};
 
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use crate::manage::shared::{SegmentUsage, Shared, State};
+use crate::manage::shared::{Shared, State};
+use crate::manage::usage::SegmentUsage;
 use crate::map::orders::Trees;
 use crate::map::recent::{MapChange, Recent};
 use crate::map::tree::PageError;
@@ -25,6 +26,7 @@ use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
 use crate::read_retries::{ReadFailure, ReadRetries};
 use merge::{Merge, MergeInput};
@@ -93,6 +95,20 @@ struct MaintenanceWork<'a> {
 }
 
 impl Shared {
+    /// Counts a block or page as no longer used.
+    ///
+    /// # Errors
+    /// [`IoError::ReadFault`] if its segment has too few live blocks.
+    fn retire(&self, usage: &mut SegmentUsage, entry: MapEntry) -> Result<(), IoError> {
+        let layout = &self.storage.layout;
+        if usage.retire(layout, entry) {
+            return Ok(());
+        }
+        let segment = layout.segment_of(entry.location);
+        tracing::error!(pool = self.name, segment, "live blocks are miscounted");
+        Err(IoError::ReadFault)
+    }
+
     /// Makes a checkpoint. Only one runs at a time.
     ///
     /// # Errors
@@ -138,6 +154,7 @@ impl Shared {
             Err(IoError::ReadFault) => {
                 tracing::error!(pool = self.name, "map cannot be read: its blocks are not moved");
                 (work.trees, work.usage) = before;
+                work.volume_table = frozen.volume_table.clone();
             }
             done => done?,
         }
@@ -197,6 +214,7 @@ impl Shared {
                 state.volume_table.volumes.get_mut(id).expect("only checkpoints remove volumes");
             (volume.mapped, volume.shared, volume.root) =
                 (merged.mapped, merged.shared, merged.root);
+            (volume.weight, volume.shared_weight) = (merged.weight, merged.shared_weight);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
             // The volume may have been deleted since the changes were sealed.
             if merged.state != VolumePresence::Present {
@@ -204,11 +222,13 @@ impl Shared {
             }
         }
         state.usage = usage;
+        state.usage.settle();
         (state.meta_usage, state.volume_table_bytes) = (meta.usage, meta.volume_table_bytes);
-        state.live = state.usage.total() + state.meta_usage.total();
+        state.count_space();
         state.merged = state.frozen.take();
-        let (usage, meta_usage) = (&state.usage.blocks, &state.meta_usage.blocks);
-        let is_live = |segment: u32| usage[segment as usize] + meta_usage[segment as usize] > 0;
+        let (usage, meta_usage) = (&state.usage.weights, &state.meta_usage.weights);
+        let is_live =
+            |segment: u32| usage[segment as usize] > 0 || meta_usage[segment as usize] > 0;
         state.segments.commit(start, is_live);
         state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
         state.checkpoints += 1;
@@ -268,7 +288,10 @@ impl MaintenanceWork<'_> {
         // A damaged page may have hidden mapped blocks.
         let mapped = volume.mapped.saturating_add_signed(merged.mapped);
         volume.mapped = mapped.min(volume.blocks);
+        let weight = volume.weight.saturating_add_signed(merged.weight);
+        volume.weight = weight.min(volume.mapped * BLOCK_WEIGHT_U64);
         volume.shared = volume.shared.saturating_sub(merged.unshared);
+        volume.shared_weight = volume.shared_weight.saturating_sub(merged.unshared_weight);
         self.trees.insert(id, merged.tree);
         Ok(())
     }
@@ -286,35 +309,12 @@ impl MaintenanceWork<'_> {
 
     /// Counts a block or page as no longer used.
     fn retire(&mut self, entry: MapEntry) -> Result<(), IoError> {
-        self.usage.retire(self.shared, entry)
+        self.shared.retire(&mut self.usage, entry)
     }
 
     /// Counts a block or page as used.
     fn add(&mut self, entry: MapEntry) {
-        self.usage.add(self.shared, entry);
-    }
-}
-
-impl SegmentUsage {
-    /// # Errors
-    /// [`IoError::ReadFault`] if the segment has no live block.
-    fn retire(&mut self, shared: &Shared, entry: MapEntry) -> Result<(), IoError> {
-        if entry.is_stored() {
-            let segment = shared.storage.layout.segment_of(entry.location);
-            let blocks = &mut self.blocks[segment as usize];
-            *blocks = blocks.checked_sub(1).ok_or_else(|| {
-                tracing::error!(pool = shared.name, segment, "live blocks are miscounted");
-                IoError::ReadFault
-            })?;
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, shared: &Shared, entry: MapEntry) {
-        if entry.is_stored() {
-            let segment = shared.storage.layout.segment_of(entry.location);
-            self.blocks[segment as usize] += 1;
-        }
+        self.usage.add(&self.shared.storage.layout, entry);
     }
 }
 

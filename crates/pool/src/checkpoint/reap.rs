@@ -19,6 +19,7 @@ use crate::limits::REAP_PAGES;
 use crate::map::tree::{PageError, read_page};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::ondisk::volume_table::VolumePresence;
 
 /// A page on the path to the next block of the walk, and its counterpart in the other map.
@@ -47,6 +48,8 @@ struct Walk {
     frames: Vec<WalkFrame>,
     /// Blocks of the map that do not pass to the map that continues from it.
     gone: u64,
+    /// Their weight.
+    gone_weight: u64,
 }
 
 impl Walk {
@@ -55,12 +58,19 @@ impl Walk {
     fn count_gone(&mut self, own: MapEntry, other: MapEntry, level: u8) {
         let is_own = own.is_stored() && own.birth > self.floor;
         let is_lost = own == MapEntry::LOST || is_own && other == MapEntry::LOST;
-        let gone = match level {
-            _ if is_lost => span(level),
-            0 => u64::from(self.is_freed(own, other)),
-            _ => 0,
-        };
-        self.gone = self.gone.saturating_add(gone);
+        if is_lost {
+            self.count_lost(level);
+        } else if level == 0 && self.is_freed(own, other) {
+            self.gone = self.gone.saturating_add(1);
+            self.gone_weight = self.gone_weight.saturating_add(own.weight().into());
+        }
+    }
+
+    /// Counts all blocks below an entry.
+    fn count_lost(&mut self, level: u8) {
+        let weight = span(level).saturating_mul(BLOCK_WEIGHT_U64);
+        self.gone = self.gone.saturating_add(span(level));
+        self.gone_weight = self.gone_weight.saturating_add(weight);
     }
 
     fn is_freed(&self, own: MapEntry, other: MapEntry) -> bool {
@@ -103,7 +113,7 @@ impl MaintenanceWork<'_> {
         let volume = &self.volume_table.volumes[&id];
         let VolumePresence::Deleting { reaped: from } = volume.state else { return Ok(true) };
         let floor = self.volume_table.sequence_of(volume.parent);
-        let mut walk = Walk { floor, from, frames: Vec::new(), gone: 0 };
+        let mut walk = Walk { floor, from, frames: Vec::new(), gone: 0, gone_weight: 0 };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let other = match &child {
             Some(child) => {
@@ -121,20 +131,20 @@ impl MaintenanceWork<'_> {
             {
                 if *pages == 0 {
                     self.set_reaped(id, place.index * span(place.level));
-                    self.subtract_gone(id, walk.gone);
+                    self.subtract_gone(id, &walk);
                     return Ok(false);
                 }
                 *pages -= 1;
                 match self.frame(place, own, other).await? {
                     Some(frame) => walk.frames.push(frame),
                     None => {
-                        walk.gone = walk.gone.saturating_add(span(place.level));
+                        walk.count_lost(place.level);
                         walk.frames.push(WalkFrame::empty(place, own));
                     }
                 }
             }
             let Some(frame) = walk.frames.last_mut() else {
-                self.subtract_gone(id, walk.gone);
+                self.subtract_gone(id, &walk);
                 return Ok(true);
             };
             let at = frame.next;
@@ -188,10 +198,12 @@ impl MaintenanceWork<'_> {
 
     /// Leaves in the count of the map's own blocks those that its child gets, or that the walk has
     /// not reached.
-    fn subtract_gone(&mut self, id: u32, gone: u64) {
+    fn subtract_gone(&mut self, id: u32, walk: &Walk) {
+        let subtract =
+            |count: u64, gone: u64, shared: u64| count.saturating_sub(gone).max(shared.min(count));
         if let Some(volume) = self.volume_table.volumes.get_mut(&id) {
-            volume.mapped =
-                volume.mapped.saturating_sub(gone).max(volume.shared.min(volume.mapped));
+            volume.mapped = subtract(volume.mapped, walk.gone, volume.shared);
+            volume.weight = subtract(volume.weight, walk.gone_weight, volume.shared_weight);
         }
     }
 

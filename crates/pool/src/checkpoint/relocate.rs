@@ -21,8 +21,8 @@ pub(crate) struct Moving {
     /// New entries of blocks that snapshots have, by old location.
     pub(crate) blocks: BTreeMap<u64, MapEntry>,
     /// Places of the pages that refer to `blocks`, in every map that has them, and of pages of
-    /// snapshots. Level 0 stands for a block.
-    pub(crate) places: BTreeSet<PagePlace>,
+    /// snapshots. Level 0 stands for a block, whose old location this is.
+    pub(crate) places: BTreeMap<PagePlace, u64>,
     /// Pages owned by one volume, pages of volume 0, and metadata blocks: merging rewrites them.
     pub(crate) touched: BTreeSet<PagePlace>,
 }
@@ -44,8 +44,11 @@ impl MaintenanceWork<'_> {
             self.add(*new);
         }
         let mut below: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
-        for place in moving.places.iter().filter(|place| place.level == 0) {
+        for (place, old) in moving.places.iter().filter(|(place, _)| place.level == 0) {
             below.entry(place.volume).or_default().insert(place.index);
+            if let Some(new) = moving.blocks.get(old) {
+                self.change_weight(*place, MapEntry { location: *old, ..*new }, *new);
+            }
         }
         let levels = self.trees.values().map(|tree| tree.level).max().unwrap_or(0);
         for level in 1..=levels {
@@ -54,7 +57,7 @@ impl MaintenanceWork<'_> {
                 .into_iter()
                 .map(|(id, below)| (id, below.iter().map(parent).collect()))
                 .collect();
-            for place in moving.places.iter().filter(|place| place.level == level) {
+            for place in moving.places.keys().filter(|place| place.level == level) {
                 indexes.entry(place.volume).or_default().insert(place.index);
             }
             self.relocate_level(level, &indexes, &mut moved).await?;
@@ -64,6 +67,20 @@ impl MaintenanceWork<'_> {
             tree.root = moved.get(&tree.root.location).copied().unwrap_or(tree.root);
         }
         Ok(())
+    }
+
+    /// A copy may be compressed otherwise than the block was.
+    fn change_weight(&mut self, place: PagePlace, old: MapEntry, new: MapEntry) {
+        let own = self.volume_table.ownership(place.volume).is_own(new.birth, place.index + 1);
+        let changed = |weight: u64| {
+            weight.saturating_sub(old.weight().into()).saturating_add(new.weight().into())
+        };
+        if let Some(volume) = self.volume_table.volumes.get_mut(&place.volume) {
+            volume.weight = changed(volume.weight);
+            if !own {
+                volume.shared_weight = changed(volume.shared_weight);
+            }
+        }
     }
 
     /// Copies the pages of one level. A page that several trees share is copied once. Pages of

@@ -13,39 +13,29 @@
 //!   copy, because one task does both in turn.
 
 pub(crate) mod gain;
+mod gather;
 mod owners;
+mod pack;
 mod turns;
 mod victims;
 
 use std::collections::BTreeSet;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::buf;
 
-use crate::checkpoint::METADATA_LEVEL;
-use crate::limits::{BLOCK_BYTES, MOVING_MAX};
+use crate::limits::{BLOCK_BYTES, MOVING_MAX, UNIT_BLOCKS};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
-use crate::map::tree::{Tree, read_page};
-use crate::ondisk::chunk::{
-    CHECKSUM_BYTES, ChunkHeader, ChunkRecord, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES,
-};
 use crate::ondisk::entry::MapEntry;
-use crate::ondisk::page::{FANOUT, PagePlace};
-use crate::ondisk::{Block, checksum};
+use crate::ondisk::unit::BLOCK_WEIGHT;
 use gain::Gain;
-use owners::{AncestryNode, Owners};
-use victims::{PassBudget, choose};
+use owners::Owners;
+use pack::{Moved, Packed, Packer};
+use victims::{Candidate, PassBudget, choose};
 
-/// Copies whose records fit the header of a chunk: 111.
-const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BYTES);
-
-/// Live blocks of a segment, gathered for one chunk.
-#[derive(Default)]
+/// Live blocks of segments, gathered for the next chunks.
 struct Copies {
-    /// Records of the copies, with the old entries of the blocks.
-    records: Vec<(ChunkRecord, MapEntry)>,
-    blocks: Vec<Block>,
+    packer: Packer,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
     /// Limit of `pages`.
@@ -54,19 +44,28 @@ struct Copies {
     leaves: BTreeSet<(u32, u64)>,
     /// Limit of `leaves`.
     leaves_max: usize,
-    /// True if a block or page was skipped because the next checkpoint would have to copy too many
-    /// pages.
+    /// Copied blocks, each of which takes memory until the next checkpoint.
+    blocks: usize,
+    /// Limit of `blocks`.
+    blocks_max: usize,
+    /// True if a block or page was skipped because of a limit.
     skipped: bool,
     owners: Owners,
 }
 
-/// A block or page that a chunk header names.
-#[derive(Clone, Copy)]
-struct FoundBlock {
-    /// Source volume, level and index.
-    place: PagePlace,
-    birth: u64,
-    location: u64,
+impl State {
+    /// Costs of cleaning a segment.
+    fn candidate(&self, segment: u32, packing: bool) -> Candidate {
+        let (weight, held) = (self.weight_of(segment), self.held_in(segment));
+        let blocks = |weight: u32| weight.div_ceil(BLOCK_WEIGHT);
+        let rank = match packing {
+            true => u32::MAX - held,
+            // Packed with others, the live blocks of a unit take about as much as they weigh.
+            false => blocks(weight.saturating_add(held / 2)),
+        };
+        let cost = blocks(weight.saturating_add(held));
+        Candidate { segment, live: blocks(weight), cost, rank }
+    }
 }
 
 impl Shared {
@@ -75,39 +74,39 @@ impl Shared {
     /// # Errors
     /// Errors of the devices. The pool then fails every change.
     pub(crate) async fn clean(&self) -> Result<(), IoError> {
-        let (crowded, before) = {
+        let (crowded, packing, before) = {
             let mut state = self.state.lock();
+            let packing = std::mem::take(&mut state.wanted.packing);
             state.wanted.cleaning = false;
             // Maps that are being reaped lack pages.
             let crowded = 2 * state.active.len() > state.sizes.recent || state.deleting > 0;
-            (crowded, self.room(&mut state))
+            (crowded, packing, self.room(&mut state))
         };
         if crowded {
             self.checkpoint().await?;
         }
-        let mut copies = Copies::default();
-        {
+        let (mut copies, leaves_max, has_spare) = {
             let mut state = self.state.lock();
             if state.deleting > 0 {
                 (state.wanted.checkpoint, state.wanted.cleaning) = (true, true);
                 return Ok(());
             }
-            copies.owners = Owners::of(&state);
-        }
-        let victims = self.victims();
-        let (leaves_max, has_spare) = {
-            let mut state = self.state.lock();
             // Moving a block that n snapshots share rewrites n leaves. Spare blocks limit the
             // number of rewritten pages in small pools, memory in large ones.
             let spare = self.spare_blocks(&mut state) / 2;
+            let mut copies = self.no_copies(&state);
             copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
-            (state.sizes.recent / 2, spare > 0)
+            (copies, state.sizes.recent / 2, spare > 0)
         };
+        let victims = self.victims(packing);
+        let held = self.held_in(&victims);
+        let segment_blocks = self.storage.layout.segment_blocks() as usize;
         let mut is_first_whole = None;
         let mut cleaned = 0;
         for segment in &victims {
-            // The first segment is always cleaned, without a limit.
-            copies.leaves_max = if is_first_whole.is_none() { usize::MAX } else { leaves_max };
+            // The first segment is always cleaned: it has no more leaves than stored blocks.
+            let is_first = is_first_whole.is_none();
+            copies.leaves_max = if is_first { leaves_max.max(segment_blocks) } else { leaves_max };
             let mut done = self.clean_segment(*segment, &mut copies).await;
             if done == Err(IoError::ReadFault) {
                 tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
@@ -122,12 +121,15 @@ impl Shared {
             is_first_whole.get_or_insert(!copies.skipped);
             cleaned += 1;
             let mut state = self.state.lock();
-            // Hosts have used up the spare segments meanwhile.
-            if has_spare && state.segments.free() < state.checkpoint_segments() {
+            // Hosts, or copies that are still in memory, use up the spare segments.
+            let (blocks, changes) = copies.packer.unwritten();
+            let unwritten = blocks.div_ceil(state.sizes.payload as usize);
+            let needed = unwritten + state.checkpoint_segments(changes);
+            if has_spare && state.segments.free() < needed {
                 break;
             }
         }
-        if let Err(error) = self.write_copies(&mut copies).await {
+        if let Err(error) = self.write_copies(&mut copies, true).await {
             return Err(self.fail_cleaning(error));
         }
         let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
@@ -137,7 +139,7 @@ impl Shared {
             self.progress.notify();
             return Ok(());
         };
-        let live = self.state.lock().live_in(first);
+        let weight = self.state.lock().weight_of(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
         state.cleaned.0 += cleaned;
@@ -145,10 +147,17 @@ impl Shared {
         // Freed segments of an evacuated device are not reused, and segments that still have
         // readers are reused later: neither is a gain or a sign that cleaning is over.
         if state.evacuated.is_none() && !state.segments.awaits_reads() {
-            state.gain.count(before, after);
+            // A pass that only packs units lets later ones choose better. Such passes end: each
+            // leaves less that is held.
+            let left: u64 = victims.iter().map(|victim| u64::from(state.held_in(*victim))).sum();
+            match held > left + copies.packer.held() {
+                true if after > before => state.gain = Gain::default(),
+                true => {}
+                false => state.gain.count(before, after),
+            }
         }
         // The remaining live blocks belong to a damaged chunk or map page.
-        let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
+        let is_stuck = state.segments.is_closed(first) && state.weight_of(first) >= weight;
         if is_stuck && is_whole && state.deleting == 0 {
             tracing::error!(pool = self.name, segment = first, "live blocks not found: it stays");
             state.leave_alone(first);
@@ -176,11 +185,37 @@ impl Shared {
     /// Budget for copies of data blocks: half of the free space beyond the next checkpoint's need.
     /// The other half is for copied pages of snapshots, each in a chunk of its own.
     fn spare_blocks(&self, state: &mut State) -> u64 {
-        let spare = state.segments.free().saturating_sub(state.checkpoint_segments());
+        let spare = state.segments.free().saturating_sub(state.checkpoint_segments(0));
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
     }
 
-    fn victims(&self) -> Vec<u32> {
+    /// No copies yet, with the limit of memory. A segment of units of one stored block each takes
+    /// no more than one pass.
+    fn no_copies(&self, state: &State) -> Copies {
+        let segment = self.storage.layout.segment_blocks() as usize;
+        let most = (state.sizes.recent / 2).max(state.sizes.copies).max(UNIT_BLOCKS * segment);
+        Copies {
+            packer: Packer::new(self.chunk_blocks()),
+            pages: BTreeSet::new(),
+            pages_max: 0,
+            leaves: BTreeSet::new(),
+            leaves_max: 0,
+            blocks: 0,
+            blocks_max: most,
+            skipped: false,
+            owners: Owners::of(state),
+        }
+    }
+
+    /// Weight that dead blocks of units hold in these segments, at most.
+    fn held_in(&self, segments: &[u32]) -> u64 {
+        let state = self.state.lock();
+        segments.iter().map(|segment| u64::from(state.held_in(*segment))).sum()
+    }
+
+    /// Chooses the segments to clean: those whose copies probably take least; to pack units, those
+    /// in which dead blocks hold most.
+    fn victims(&self, packing: bool) -> Vec<u32> {
         let mut state = self.state.lock();
         let state: &mut State = &mut state;
         let segment_blocks = self.storage.layout.segment_blocks();
@@ -210,7 +245,7 @@ impl Shared {
             let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = PassBudget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));
-            let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
+            let victims = choose(closed.map(|segment| state.candidate(segment, false)), &budget);
             if !victims.is_empty() {
                 return victims;
             }
@@ -218,244 +253,43 @@ impl Shared {
         let is_evacuated =
             |segment: &u32| evacuated.as_ref().is_some_and(|range| range.contains(segment));
         let closed = (0..state.segments.count() as u32)
-            .filter(|segment| state.can_clean(*segment) && !is_evacuated(segment))
-            .map(|segment| (segment, state.live_in(segment)));
-        choose(closed, &budget)
-    }
-
-    async fn clean_segment(&self, segment: u32, copies: &mut Copies) -> Result<(), IoError> {
-        let layout = &self.storage.layout;
-        let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
-        let mut at = blocks.start;
-        // Follow the lengths in the headers, so that payload is never parsed as a header.
-        while at < blocks.end {
-            let header = self.storage.read_one(at).await?;
-            let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
-            let end = at + header.blocks();
-            self.clean_chunk(&header, copies).await?;
-            at = end;
-        }
-        Ok(())
-    }
-
-    async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {
-        let mut payload = None;
-        let mut at = header.block + 1;
-        let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
-        for record in &header.records {
-            let (place, birth) = match record {
-                ChunkRecord::Data { volume, block, .. } => {
-                    (block_of(*volume, *block), header.sequence)
-                }
-                ChunkRecord::Moved { volume, block, birth, .. } => {
-                    (block_of(*volume, *block), *birth)
-                }
-                ChunkRecord::Page { place, birth } => (*place, *birth),
-                _ => continue,
-            };
-            for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
-                let found = FoundBlock { place: PagePlace { index, ..place }, birth, location };
-                match (place.volume, place.level) {
-                    (0, _) => self.move_metadata(found).await?,
-                    (_, 0) => self.copy_if_live(header, found, &mut payload, copies).await?,
-                    _ => self.move_page(found, copies).await?,
-                }
-            }
-            at += record.payload_blocks() as u64;
-        }
-        Ok(())
-    }
-
-    /// The entry of a map, if it has a block or page at this place.
-    async fn has(
-        &self,
-        node: &AncestryNode,
-        found: FoundBlock,
-    ) -> Result<Option<MapEntry>, IoError> {
-        let PagePlace { level, index, .. } = found.place;
-        let (storage, cache) = (&self.storage, &self.cache);
-        let entry = match level {
-            0 => node.tree.lookup(storage, cache, index).await?,
-            level => node.tree.lookup_page(storage, cache, level, index).await?,
-        };
-        Ok(Some(entry).filter(|entry| entry.location == found.location))
-    }
-
-    /// Top owner of a block or page, and the entry in the map of this owner.
-    async fn top(
-        &self,
-        found: FoundBlock,
-        owners: &Owners,
-    ) -> Result<Option<(AncestryNode, MapEntry)>, IoError> {
-        for node in owners.tops(found.place.volume, found.birth) {
-            if let Some(entry) = self.has(&node, found).await? {
-                return Ok(Some((node, entry)));
+            .filter(|segment| state.can_clean(*segment) && !is_evacuated(segment));
+        if packing {
+            let holding = closed.clone().filter(|segment| state.held_in(*segment) > 0);
+            let victims = choose(holding.map(|segment| state.candidate(segment, true)), &budget);
+            if !victims.is_empty() {
+                return victims;
             }
         }
-        Ok(None)
+        choose(closed.map(|segment| state.candidate(segment, false)), &budget)
     }
 
-    /// Adds all owners of a block or page to the moving places; returns false if they are too many
-    /// for the next checkpoint.
-    async fn add_holders(
-        &self,
-        top: AncestryNode,
-        found: FoundBlock,
-        copies: &mut Copies,
-    ) -> Result<bool, IoError> {
-        let (storage, cache) = (&self.storage, &self.cache);
-        let (mut holders, mut pages, mut next) = (Vec::new(), BTreeSet::new(), vec![top]);
-        while let Some(node) = next.pop() {
-            let place = PagePlace { volume: node.id, ..found.place };
-            holders.push(place);
-            let mut index = place.index;
-            for level in place.level + 1..=node.tree.level {
-                index /= FANOUT as u64;
-                // Maps that share a page get the same copy.
-                let page = node.tree.lookup_page(storage, cache, level, index).await?.location;
-                if !copies.pages.contains(&page) {
-                    pages.insert(page);
-                }
-            }
-            if copies.pages.len() + pages.len() > copies.pages_max {
-                copies.skipped = true;
-                return Ok(false);
-            }
-            for child in copies.owners.children(node.id) {
-                if self.has(&child, found).await?.is_some() {
-                    next.push(child);
-                }
-            }
+    /// Writes gathered copies: the chunks that are full, or all. A chunk fills its segment to the
+    /// end if possible: unused blocks at the end of a segment are lost space.
+    async fn write_copies(&self, copies: &mut Copies, all: bool) -> Result<(), IoError> {
+        loop {
+            let room = self.state.lock().position.room();
+            let Some(packed) = copies.packer.next(room, all) else { return Ok(()) };
+            self.write_packed(packed).await?;
         }
-        copies.pages.append(&mut pages);
-        self.state.lock().moving.places.extend(holders);
-        Ok(true)
     }
 
-    async fn copy_if_live(
-        &self,
-        header: &ChunkHeader,
-        found: FoundBlock,
-        payload: &mut Option<Vec<u8>>,
-        copies: &mut Copies,
-    ) -> Result<(), IoError> {
-        let FoundBlock { place, birth, location } = found;
-        let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
-        // The next checkpoint frees a block that was overwritten since the last one.
-        if !top.is_snapshot && self.state.lock().recent(top.id, place.index).is_some() {
-            return Ok(());
-        }
-        let bytes = match payload {
-            Some(bytes) => bytes,
-            None => {
-                // Writers hold memory while they wait for the cleaner, so this may not take the
-                // ordinary memory. The buffer is returned before the copies need one.
-                let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
-                payload.insert(self.storage.read(header.block + 1, memory).await?.to_vec())
-            }
-        };
-        let index = (location - header.block - 1) as usize;
-        let bytes = &bytes[index * BLOCK_BYTES..][..BLOCK_BYTES];
-        if checksum(bytes) != entry.checksum {
-            return self.skip_damaged(top.id, place.index, location);
-        }
-        let record = match top.is_snapshot {
-            true => ChunkRecord::Page { place, birth },
-            false => {
-                ChunkRecord::Moved { volume: top.id, block: place.index, old: location, birth }
-            }
-        };
-        if top.is_snapshot && !self.add_holders(top, found, copies).await? {
-            return Ok(());
-        }
-        if !top.is_snapshot {
-            let leaf = (top.id, place.index / FANOUT as u64);
-            if copies.leaves.len() >= copies.leaves_max && !copies.leaves.contains(&leaf) {
-                copies.skipped = true;
-                return Ok(());
-            }
-            copies.leaves.insert(leaf);
-        }
-        copies.records.push((record, entry));
-        copies.blocks.push(bytes.try_into().expect("a block"));
-        if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
-            self.write_chunk_of(copies).await?;
-        }
-        Ok(())
-    }
-
-    /// Keeps a damaged block in place: a copy would get a new checksum, which would hide the damage
-    /// from reads.
-    fn skip_damaged(&self, volume: u32, block: u64, location: u64) -> Result<(), IoError> {
-        let device = &self.storage.device_of(location).name;
-        tracing::error!(device, location, volume, block, "block is damaged; its segment stays");
-        self.state.lock().leave_alone(self.storage.layout.segment_of(location));
-        Ok(())
-    }
-
-    async fn move_metadata(&self, found: FoundBlock) -> Result<(), IoError> {
-        let root = self.state.lock().superblock.root;
-        let tree = Tree { volume: 0, level: METADATA_LEVEL, root };
-        let PagePlace { level, index, .. } = found.place;
-        let (storage, cache) = (&self.storage, &self.cache);
-        let entry = match level {
-            0 => tree.lookup(storage, cache, index).await?,
-            level => tree.lookup_page(storage, cache, level, index).await?,
-        };
-        if entry.location == found.location {
-            if level > 0 {
-                read_page(&self.storage, &self.cache, entry, found.place).await?;
-            }
-            self.state.lock().moving.touched.insert(found.place);
-        }
-        Ok(())
-    }
-
-    async fn move_page(&self, found: FoundBlock, copies: &mut Copies) -> Result<(), IoError> {
-        let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
-        // A page that cannot be read must not fail the checkpoint, or keep it from moving other
-        // pages.
-        read_page(&self.storage, &self.cache, entry, found.place).await?;
-        if top.is_snapshot {
-            return self.add_holders(top, found, copies).await.map(drop);
-        }
-        let place = PagePlace { volume: top.id, ..found.place };
-        self.state.lock().moving.touched.insert(place);
-        Ok(())
-    }
-
-    /// Writes all gathered copies.
-    async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
-        while !copies.records.is_empty() {
-            self.write_chunk_of(copies).await?;
-        }
-        Ok(())
-    }
-
-    /// Writes the first copies as a chunk, which fills its segment to the end if possible: unused
-    /// blocks at the end of a segment are lost space.
-    async fn write_chunk_of(&self, copies: &mut Copies) -> Result<(), IoError> {
-        let room = self.state.lock().position.room();
-        let count = if room == 0 { copies.blocks.len() } else { copies.blocks.len().min(room) };
-        let mut memory = chunk_memory(count).await;
-        let places = memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES);
-        for (block, place) in copies.blocks.drain(..count).zip(places) {
-            place.copy_from_slice(&block);
-        }
-        let (records, entries): (Vec<ChunkRecord>, Vec<MapEntry>) =
-            copies.records.drain(..count).unzip();
-        let is_shared = |record: &ChunkRecord| matches!(record, ChunkRecord::Page { .. });
-        let shared: Vec<bool> = records.iter().map(is_shared).collect();
+    async fn write_packed(&self, packed: Packed) -> Result<(), IoError> {
+        let Packed { records, bytes, entries, .. } = packed;
+        let mut memory = chunk_memory(bytes.len() / BLOCK_BYTES).await;
+        memory[BLOCK_BYTES..].copy_from_slice(&bytes);
+        drop(bytes);
         {
             let mut state = self.state.lock();
-            state.admitted.0 += shared.iter().filter(|shared| !**shared).count();
-            state.cleaned.1 += records.len() as u64;
+            state.admitted.0 += entries.iter().filter(|moved| !moved.shared).count();
+            state.cleaned.1 += entries.len() as u64;
         }
         let appended = self.append(records, memory).await?;
         let mut state = self.state.lock();
-        for ((old, location), shared) in entries.into_iter().zip(appended.payload..).zip(shared) {
+        for Moved { old, new, shared } in entries {
             if shared {
-                state.moving.blocks.insert(old.location, MapEntry { location, ..old });
+                let location = new.location + appended.payload;
+                state.moving.blocks.insert(old, MapEntry { location, ..new });
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ impl State {
         let is_victim = |segment: u32| {
             self.can_clean(segment)
                 && !range.contains(&segment)
-                && self.live_in(segment) <= live_max
+                && self.candidate(segment, false).live <= live_max
         };
         let cleans = supply.free <= writable + 1
             && has_gained

@@ -8,7 +8,7 @@ use super::position::ChunkContent;
 use crate::limits::BLOCK_BYTES;
 use crate::manage::shared::{Shared, WriteOut};
 use crate::manage::superblock::changed;
-use crate::ondisk::chunk::{ChunkHeader, ChunkRecord};
+use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, is_upkeep};
 use crate::ondisk::superblock::LogStart;
 use crate::ondisk::{Block, checksum};
 
@@ -29,12 +29,7 @@ struct ChunkPlace {
     durable: u64,
 }
 
-/// True for chunks with host data or orders; false for those of checkpoints and the cleaner.
-fn is_of_hosts(records: &[ChunkRecord]) -> bool {
-    !matches!(records.first(), Some(ChunkRecord::Page { .. } | ChunkRecord::Moved { .. }))
-}
-
-/// Memory for the header of a chunk, and this many payload blocks.
+/// Memory for a chunk of this payload: the header, then the payload.
 pub(crate) async fn chunk_memory(payload_blocks: usize) -> BufMut {
     buf::acquire_more((1 + payload_blocks) * BLOCK_BYTES).await
 }
@@ -118,7 +113,7 @@ impl Shared {
         records: &[ChunkRecord],
         payload: usize,
     ) -> Result<ChunkPlace, IoError> {
-        if is_of_hosts(records) {
+        if !is_upkeep(records) {
             log.pace(1 + payload as u64).await;
         }
         loop {

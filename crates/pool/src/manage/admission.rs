@@ -7,6 +7,7 @@ use super::shared::{Shared, State};
 use super::space::{OrderKind, Sizes, SpaceDecision, SpaceState, WriteCost, admit, admit_order};
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, PASSES_WAITED};
 use crate::map::recent::Recent;
+use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 
 impl State {
     pub(crate) fn supply(&mut self) -> SpaceState {
@@ -15,7 +16,8 @@ impl State {
         let copied = self.active.copied().min(self.sizes.copies);
         SpaceState {
             live: self.live + frozen as u64,
-            reserved: self.reserved + self.claimed,
+            reserved: self.reserved.saturating_add(self.claimed).div_ceil(BLOCK_WEIGHT_U64),
+            held: self.held,
             entries: self.active.len() - copied + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
@@ -48,11 +50,12 @@ impl State {
         Some(decided)
     }
 
-    /// Most segments that the next checkpoint takes after a cleaning pass: a quarter of the reserve
-    /// without other changes, half of the reserve with a full table of recent changes.
-    pub(crate) fn checkpoint_segments(&self) -> usize {
+    /// Most segments that the next checkpoint takes after a cleaning pass, with `more` changes: a
+    /// quarter of the reserve without other changes, half of the reserve with a full table of
+    /// recent changes.
+    pub(crate) fn checkpoint_segments(&self, more: usize) -> usize {
         let Sizes { reserve, recent, .. } = self.sizes;
-        let changed = (self.active.len() + self.admitted.0).min(recent);
+        let changed = (self.active.len() + self.admitted.0 + more).min(recent);
         reserve.div_ceil(4) + (reserve * changed).div_ceil(4 * recent)
     }
 
@@ -68,11 +71,27 @@ impl State {
         if is_over || waited >= PASSES_WAITED {
             return Some(Ok(()));
         }
+        let packs = supply.needed().saturating_add(blocks) > sizes.capacity;
         self.decide(match supply.nothing_to_clean {
+            false if packs => SpaceDecision::AfterPacking,
             false => SpaceDecision::AfterCleaning,
             true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
             true => SpaceDecision::Now,
         })
+    }
+
+    /// Decides about the removal of a device if the others have room for `blocks`: `None` while
+    /// packing may make everything fit.
+    pub(super) fn try_fit(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
+        if let Err(error) = self.check() {
+            return Some(Err(error));
+        }
+        let supply = self.supply();
+        let is_decided = supply.needed() <= blocks || supply.used() > blocks;
+        if is_decided || supply.nothing_to_clean || waited >= PASSES_WAITED {
+            return Some(Ok(()));
+        }
+        self.decide(SpaceDecision::AfterPacking)
     }
 
     /// Decides whether an order may begin; `None` if it must wait.
@@ -102,6 +121,10 @@ impl State {
             }
             SpaceDecision::AfterCleaning => {
                 (self.wanted.cleaning, self.writes_wait) = (true, true);
+                None
+            }
+            SpaceDecision::AfterPacking => {
+                (self.wanted.cleaning, self.wanted.packing) = (true, true);
                 None
             }
         }

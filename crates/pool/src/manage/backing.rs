@@ -10,6 +10,7 @@ use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State, reservation};
 use crate::id::PoolId;
+use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 /// A reservation that an order is about to make.
@@ -28,12 +29,19 @@ pub(crate) enum Claim {
 impl Claim {
     /// Blocks that are reserved in addition when the order takes effect; 0 afterwards.
     pub(super) fn more(&self, volume_table: &VolumeTable) -> u64 {
+        self.more_weight(volume_table).div_ceil(BLOCK_WEIGHT_U64)
+    }
+
+    /// Weight that is reserved in addition when the order takes effect; 0 afterwards.
+    fn more_weight(&self, volume_table: &VolumeTable) -> u64 {
         let find = |id: &u32| volume_table.volumes.get(id);
-        let kept = |thick: &VolumeRecord, blocks: u64| blocks.saturating_sub(reservation(thick));
+        let kept = |thick: &VolumeRecord, blocks: u64| {
+            (blocks * BLOCK_WEIGHT_U64).saturating_sub(reservation(thick))
+        };
         match self {
             Claim::New { uuid, blocks } => {
                 let exists = volume_table.present().any(|volume| volume.uuid == *uuid);
-                if exists { 0 } else { *blocks }
+                if exists { 0 } else { blocks.saturating_mul(BLOCK_WEIGHT_U64) }
             }
             Claim::Thick { volume, blocks } => find(volume).map_or(0, |volume| {
                 // An order before this one may have let it grow further.
@@ -99,16 +107,16 @@ impl State {
     pub(super) fn count_claims(&mut self) {
         self.claimed = 0;
         for (checked, claim) in self.claims.values_mut() {
-            let blocks = claim.more(&self.volume_table);
-            *checked = blocks.min(*checked);
-            self.claimed = self.claimed.saturating_add(blocks);
+            let weight = claim.more_weight(&self.volume_table);
+            *checked = weight.div_ceil(BLOCK_WEIGHT_U64).min(*checked);
+            self.claimed = self.claimed.saturating_add(weight);
         }
     }
 
     /// True if `more` blocks can be reserved. Admitted writes may still take free segments.
     fn has_room(&mut self, more: u64) -> bool {
         let (sizes, supply) = (self.sizes, self.supply());
-        let fits = supply.used().saturating_add(more) <= sizes.capacity;
+        let fits = supply.needed().saturating_add(more) <= sizes.capacity;
         let admitted = self.admitted.0 as u64;
         more == 0 || fits && supply.is_backed(&sizes, more.saturating_add(admitted))
     }
@@ -220,7 +228,7 @@ mod tests {
             assert_eq!(pool.shared().state.lock().claimed, 0);
             pool.create_snapshot(&["thin"], "a").await.unwrap();
             let mut state = pool.shared().state.lock();
-            assert_eq!(state.claimed, 100);
+            assert_eq!(state.claimed, 100 * BLOCK_WEIGHT_U64);
             state.sizes.capacity = state.supply().used() - 1;
             assert!(!backing.hold(&mut state, claim), "it has no room for as much");
             assert_eq!(state.claimed, 0);
@@ -247,7 +255,7 @@ mod tests {
             pool.create_volume("thin", &options(100, false)).await.unwrap();
             let mut state = pool.shared().state.lock();
             assert!(backing.hold(&mut state, claim.clone()), "another order took effect");
-            assert_eq!(state.claimed, 1000);
+            assert_eq!(state.claimed, 1000 * BLOCK_WEIGHT_U64);
             state.admitted.0 = 0;
         })
         .unwrap();
@@ -262,14 +270,14 @@ mod tests {
             let volume = pool.shared().state.lock().volume_table.by_name("thin").unwrap().id;
             let claim = Some(Claim::Thick { volume, blocks: 100 });
             let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
-            assert_eq!(pool.shared().state.lock().claimed, 100);
+            assert_eq!(pool.shared().state.lock().claimed, 100 * BLOCK_WEIGHT_U64);
             thin.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
             pool.checkpoint().await.unwrap();
             pool.create_volume("other", &options(1, false)).await.unwrap();
             assert_eq!(pool.shared().state.lock().claimed, 0);
             pool.create_snapshot(&["thin"], "a").await.unwrap();
             let mut state = pool.shared().state.lock();
-            assert_eq!(state.claimed, 100);
+            assert_eq!(state.claimed, 100 * BLOCK_WEIGHT_U64);
             state.sizes.capacity = state.supply().used() - 1;
             assert!(!backing.hold(&mut state, claim), "it has no room for as much");
         })

@@ -7,7 +7,8 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_runtime::{buf, random_u64};
 
 use super::pool::Pool;
-use super::shared::{Opened, SegmentUsage};
+use super::shared::Opened;
+use super::usage::SegmentUsage;
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{
@@ -237,8 +238,8 @@ impl Pool {
             frozen: None,
             volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),
-            usage: SegmentUsage { blocks: vec![0; segments_count] },
-            meta_usage: SegmentUsage { blocks: vec![0; segments_count] },
+            usage: SegmentUsage::new(segments_count),
+            meta_usage: SegmentUsage::new(segments_count),
             volume_table_bytes: Vec::new(),
             superblock,
         };

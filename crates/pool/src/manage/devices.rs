@@ -22,15 +22,16 @@ use flagstone_runtime::spawn;
 use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
-use super::space::{OrderKind, SpaceState};
+use super::space::{OrderKind, Sizes, SpaceState};
 use super::superblock::SuperblockLock;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
     BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES,
-    PASSES_WAITED, SEGMENTS_MAX,
+    PASSES_WAITED, SEGMENTS_MAX, SEGMENTS_MIN,
 };
 use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offset};
+use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::recover::superblocks::read_superblock;
 use crate::storage::{NamedDevice, write_block};
 
@@ -209,9 +210,8 @@ impl Pool {
         {
             let mut state = shared.state.lock();
             let segments = record.segments as usize;
-            let more = |blocks: &mut Vec<u32>| blocks.resize(blocks.len() + segments, 0);
-            more(&mut state.usage.blocks);
-            more(&mut state.meta_usage.blocks);
+            state.usage.extend(segments);
+            state.meta_usage.extend(segments);
             state.segments.extend(record.segments);
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
@@ -242,12 +242,34 @@ impl Pool {
         written
     }
 
+    /// Sizes without a device, and the blocks for which the other devices have room.
+    fn sizes_without(&self, index: usize) -> (Sizes, u64) {
+        let layout = &self.shared().storage.layout;
+        let own = layout.segments_on(index).len() as u32;
+        let rest = layout.usable_segments().saturating_sub(own).max(SEGMENTS_MIN);
+        let sizes = self.shared().sizes.within(layout, rest);
+        let room = match rest < EVACUATION_SEGMENTS {
+            true => sizes.capacity / 4 * 3,
+            false => sizes.capacity,
+        };
+        (sizes, room)
+    }
+
     /// Begins to move everything from a device to the others. The log uses the device only while
     /// the others have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
     pub async fn evacuate(&self, device: &str) -> Result<Evacuation, DeviceOrderError> {
+        let present = || self.shared().storage.devices.present();
+        if let Some((index, _)) = present().find(|(_, named)| named.name == device)
+            && present().count() > 1
+        {
+            // Deletions continue while the cleaner packs compressed units.
+            let (_, room) = self.sizes_without(index);
+            let packed = self.shared().admitted(|state, waited| state.try_fit(room, waited));
+            packed.await.map_err(VolumeError::Io)?;
+        }
         // A growth in progress must end first: it adds segments.
         let _order = self.order(OrderKind::Deletion).await?;
         // Blocks that were overwritten since the last checkpoint count as used.
@@ -270,20 +292,16 @@ impl Pool {
         if state.evacuated.is_some() {
             return Err(DeviceOrderError::Busy { pool: pool() });
         }
-        let used = state.supply().used();
+        let used = state.supply().needed();
         let no_room = |device, room: u64| {
             let block = BLOCK_BYTES as u64;
             let (capacity_bytes, needed_bytes) = (room * block, used * block);
             Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes })
         };
-        if rest < crate::limits::SEGMENTS_MIN {
+        if rest < SEGMENTS_MIN {
             return no_room(device, 0);
         }
-        let sizes = shared.sizes.within(layout, rest);
-        let room = match rest < EVACUATION_SEGMENTS {
-            true => sizes.capacity / 4 * 3,
-            false => sizes.capacity,
-        };
+        let (sizes, room) = self.sizes_without(index);
         if used > room {
             return no_room(device, room);
         }
@@ -303,11 +321,11 @@ impl Evacuation {
     /// Bytes in use on the device, as of the last checkpoint.
     pub fn left_bytes(&self) -> u64 {
         let state = self.pool.shared().state.lock();
-        let blocks: u64 = match &state.evacuated {
-            Some(range) => range.clone().map(|segment| u64::from(state.live_in(segment))).sum(),
+        let weight: u64 = match &state.evacuated {
+            Some(range) => range.clone().map(|segment| u64::from(state.weight_of(segment))).sum(),
             None => 0,
         };
-        blocks * BLOCK_BYTES as u64
+        weight.div_ceil(BLOCK_WEIGHT_U64) * BLOCK_BYTES as u64
     }
 
     /// Moves some segments. True when nothing refers to the device any more, and the others have

@@ -419,8 +419,9 @@ async fn recover(
         mark_incomplete(&mut volume_table, &superblock.tail);
     }
     let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
-    let is_live =
-        |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
+    let is_live = |segment: u32| {
+        usage.weights[segment as usize] > 0 || meta_usage.weights[segment as usize] > 0
+    };
     let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
     storage.layout.removed_segments().for_each(|range| segments.withhold(range));
     let free = segments.free();

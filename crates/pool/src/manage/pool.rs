@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::sync::SharedNotify;
@@ -10,10 +9,9 @@ use flagstone_runtime::{CoreLocal, spawn, spawn_detached};
 use parking_lot::Mutex;
 
 use super::backing::{Claim, ClaimedSpace};
+use super::handle::VolumeHandle;
 use super::log_device::LogDeviceStatus;
-use super::shared::{
-    MaintenanceTask, MaintenanceWork, Opened, Shared, State, Update, VolumeHandle, WriteOut,
-};
+use super::shared::{MaintenanceTask, MaintenanceWork, Opened, Shared, State, Update, WriteOut};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -64,6 +62,14 @@ pub struct PoolStatus {
     /// Space in use, in bytes. Counts recent changes in full, even if a checkpoint will find them
     /// overwritten.
     pub used_bytes: u64,
+    /// Space beyond `used_bytes` that overwritten parts of compressed data hold until they are
+    /// cleaned, in bytes, at most.
+    pub held_bytes: u64,
+    /// Data of the volumes as of the last checkpoint, before compression, in bytes. Blocks that
+    /// volumes share count for each.
+    pub data_bytes: u64,
+    /// Space of this data after compression, in bytes.
+    pub stored_bytes: u64,
     /// Space reserved for thick volumes that they do not use yet, in bytes.
     pub reserved_bytes: u64,
     /// Free segments, in bytes.
@@ -242,6 +248,9 @@ impl Pool {
                 .collect(),
             capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),
+            held_bytes: bytes(supply.held),
+            data_bytes: bytes(sum_of(&state.volume_table, |volume| volume.mapped)),
+            stored_bytes: bytes(sum_of(&state.volume_table, VolumeRecord::stored)),
             reserved_bytes: bytes(supply.reserved),
             free_segment_bytes: bytes(supply.free as u64 * segment),
             map_cache_bytes: bytes(shared.cache.capacity() as u64),
@@ -291,15 +300,9 @@ impl Pool {
         blocks: u64,
         read_only: bool,
     ) -> Arc<PoolVolume> {
-        let thick = state.volume_table.volumes.get(&id).is_some_and(|volume| volume.thick);
-        let handle = state.handles.entry(id).or_insert_with(|| {
-            Arc::new(VolumeHandle {
-                thick: AtomicBool::new(thick),
-                blocks: AtomicU64::new(blocks),
-                deleted: AtomicBool::new(false),
-                read_only,
-            })
-        });
+        let record = state.volume_table.volumes.get(&id);
+        let new = || Arc::new(VolumeHandle::new(blocks, read_only, record));
+        let handle = state.handles.entry(id).or_insert_with(new);
         Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone()))
     }
 
@@ -395,7 +398,7 @@ impl Pool {
             return Ok(());
         }
         let (sizes, supply) = (state.sizes, state.supply());
-        let free = sizes.capacity.saturating_sub(supply.used()).min(supply.left_backed(&sizes));
+        let free = sizes.capacity.saturating_sub(supply.needed()).min(supply.left_backed(&sizes));
         let block = BLOCK_BYTES as u64;
         let (free_bytes, needed_bytes) = (free * block, more * block);
         Err(VolumeError::NoSpace { free_bytes, needed_bytes })
@@ -537,6 +540,11 @@ impl Pool {
         self.shared().state.lock().wanted.checkpoint = true;
         self.shared().progress.notify();
     }
+}
+
+/// Sum over the present volumes.
+fn sum_of(volume_table: &VolumeTable, blocks: impl Fn(&VolumeRecord) -> u64) -> u64 {
+    volume_table.present().map(blocks).fold(0, u64::saturating_add)
 }
 
 fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::CoreLocal;
@@ -15,11 +15,13 @@ use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
 use super::backing::Claim;
+use super::handle::VolumeHandle;
 use super::space::{Sizes, chunk_blocks};
+use super::usage::SegmentUsage;
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX};
+use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX, UNIT_BLOCKS};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
@@ -28,9 +30,10 @@ use crate::map::cache::PageCache;
 use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
-use crate::ondisk::chunk::ChunkRecord;
+use crate::ondisk::chunk::{ChunkRecord, is_upkeep};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
+use crate::ondisk::unit::{BLOCK_WEIGHT_U64, Payload};
 use crate::ondisk::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
 use crate::storage::Storage;
 
@@ -47,21 +50,13 @@ pub(crate) struct Shared {
     pub(crate) gatherers: CoreLocal<Gatherer>,
 }
 
-/// State of a volume, for its handles.
-#[derive(Debug)]
-pub(crate) struct VolumeHandle {
-    pub(crate) blocks: AtomicU64,
-    pub(crate) deleted: AtomicBool,
-    pub(crate) thick: AtomicBool,
-    /// True for a snapshot.
-    pub(crate) read_only: bool,
-}
-
 /// Work requested of the maintenance task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) checkpoint: bool,
     pub(crate) cleaning: bool,
+    /// Cleaning of the segments in which dead blocks of compressed units hold most.
+    pub(crate) packing: bool,
     pub(crate) stop: bool,
 }
 
@@ -142,18 +137,6 @@ pub(crate) enum WriteOut {
     Ended,
 }
 
-/// Live blocks per segment.
-#[derive(Clone, Debug)]
-pub(crate) struct SegmentUsage {
-    pub(crate) blocks: Vec<u32>,
-}
-
-impl SegmentUsage {
-    pub(crate) fn total(&self) -> u64 {
-        self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
-    }
-}
-
 /// Empty lists of applied chunks, reused so that the next chunks allocate nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RecycledLists {
@@ -191,8 +174,10 @@ pub(crate) struct State {
     pub(crate) usage: SegmentUsage,
     /// Usage by the metadata map, as of the last checkpoint.
     pub(crate) meta_usage: SegmentUsage,
-    /// Live blocks of `usage` and `meta_usage`.
+    /// Live blocks of `usage` and `meta_usage`, rounded down.
     pub(crate) live: u64,
+    /// Blocks that dead blocks of compressed units hold, at most.
+    pub(crate) held: u64,
     /// VolumeTable as it is on disk.
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
@@ -230,12 +215,12 @@ pub(crate) struct State {
     pub(crate) writes_wait: bool,
     /// Free segments before the last pass, if it was made for waiting writes beside an evacuation.
     pub(crate) free_before: Option<usize>,
-    /// Blocks reserved for thick volumes that they have not written yet.
+    /// Weight reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
     /// Reservations that orders in progress are about to make, each with the fewest blocks that it
     /// has claimed since its check.
     pub(super) claims: BTreeMap<u64, (u64, Claim)>,
-    /// Blocks that they add to `reserved`.
+    /// Weight that they add to `reserved`.
     pub(super) claimed: u64,
     pub(super) next_claim: u64,
     /// Volumes and snapshots being deleted.
@@ -292,18 +277,23 @@ pub(crate) struct Opened {
     pub(crate) superblock: Superblock,
 }
 
-/// Blocks that a thick volume may still need. Blocks shared with a snapshot need new space when
-/// they are overwritten.
+/// Weight that a thick volume may still need. Blocks shared with a snapshot need new space when
+/// they are overwritten, and what is compressed may be overwritten by data that does not compress.
+/// With the weight of the volume's own blocks, this is always the size of the volume.
 pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
     match volume.thick {
-        true => volume.blocks - volume.mapped.saturating_sub(volume.shared),
+        true => (volume.blocks * BLOCK_WEIGHT_U64).saturating_sub(volume.own_weight()),
         false => 0,
     }
 }
 
+/// Copies of blocks of volumes, among the parts of a unit.
+fn moved_parts(parts: &[ChunkRecord]) -> impl Iterator<Item = &ChunkRecord> {
+    parts.iter().filter(|part| matches!(part, ChunkRecord::Moved { .. }))
+}
+
 impl State {
     pub(crate) fn new(opened: Opened, sizes: Sizes) -> State {
-        let live = opened.usage.total() + opened.meta_usage.total();
         let mut state = State {
             position: opened.position,
             segments: opened.segments,
@@ -315,7 +305,8 @@ impl State {
             handles: BTreeMap::new(),
             usage: opened.usage,
             meta_usage: opened.meta_usage,
-            live,
+            live: 0,
+            held: 0,
             volume_table_bytes: opened.volume_table_bytes,
             update: Update::Idle,
             marked: opened.superblock.tail.clone(),
@@ -348,14 +339,22 @@ impl State {
             recycled: RecycledLists::default(),
             failed: None,
         };
+        state.count_space();
         state.volume_table_changed();
         state
+    }
+
+    /// Updates the counts of space in use after a checkpoint.
+    pub(crate) fn count_space(&mut self) {
+        // Reservations are rounded up, so that a thick volume counts as its size in all.
+        self.live = (self.usage.total() + self.meta_usage.total()) / BLOCK_WEIGHT_U64;
+        self.held = self.usage.held(self.superblock.segment_blocks);
     }
 
     /// Updates the counts that admission uses, so that writes do not iterate over volumes.
     pub(crate) fn volume_table_changed(&mut self) {
         let thick = self.volume_table.present().filter(|volume| volume.thick);
-        self.reserved = thick.map(reservation).sum();
+        self.reserved = thick.map(reservation).fold(0, u64::saturating_add);
         self.count_claims();
         let deleting = self.volume_table.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumePresence::Present).count();
@@ -415,7 +414,9 @@ impl State {
                     0 => (0, 1),
                     entries => (entries, 0),
                 },
+                ChunkRecord::Unit { count, .. } => (usize::from(*count), 0),
                 ChunkRecord::Moved { .. } => (1, 0),
+                ChunkRecord::MovedUnit { parts, .. } => (moved_parts(parts).count(), 0),
                 _ => (0, 0),
             };
             self.admitted.0 -= entries;
@@ -437,23 +438,16 @@ impl State {
 
     fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
         self.withdraw(&content.records);
-        if !matches!(
-            content.records.first(),
-            Some(ChunkRecord::Page { .. } | ChunkRecord::Moved { .. })
-        ) {
+        if !is_upkeep(&content.records) {
             self.host_blocks += 1 + content.checksums.len() as u64;
         }
-        let mut blocks = (payload..).zip(&content.checksums);
-        let mut next = || {
-            let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            MapEntry { location, birth: sequence, checksum: *checksum }
-        };
+        let mut payload = Payload::of(payload, sequence, &content.checksums);
         for record in &content.records {
             match record {
                 ChunkRecord::Data { volume, block, count } => {
                     let effect = self.volume_table.takes_effect(*volume, *block, u64::from(*count));
                     for block in (*block..).take(usize::from(*count)) {
-                        let entry = next();
+                        let entry = payload.block();
                         if effect {
                             self.active.insert(*volume, block, entry);
                         }
@@ -465,13 +459,33 @@ impl State {
                     }
                 }
                 ChunkRecord::Moved { volume, block, old, birth } => {
-                    let entry = MapEntry { birth: *birth, ..next() };
+                    let entry = MapEntry { birth: *birth, ..payload.block() };
                     if self.volume_table.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
                 }
-                ChunkRecord::Page { .. } => drop(next()),
+                ChunkRecord::Unit { volume, block, count, stored } => {
+                    let effect = self.volume_table.takes_effect(*volume, *block, u64::from(*count));
+                    for (block, entry) in (*block..).zip(payload.unit(*count, *stored)) {
+                        if effect {
+                            self.active.insert(*volume, block, entry);
+                        }
+                    }
+                }
+                ChunkRecord::MovedUnit { stored, parts } => {
+                    self.apply_moved_unit(parts, payload.unit(parts.len() as u8, *stored));
+                }
+                ChunkRecord::Page { .. } => drop(payload.block()),
                 order => self.apply_order(order, sequence),
+            }
+        }
+    }
+
+    fn apply_moved_unit(&mut self, parts: &[ChunkRecord], entries: impl Iterator<Item = MapEntry>) {
+        for (part, entry) in parts.iter().zip(entries) {
+            let ChunkRecord::Moved { volume, block, old, birth } = part else { continue };
+            if self.volume_table.takes_effect(*volume, *block, 1) {
+                self.move_block(*volume, *block, *old, MapEntry { birth: *birth, ..entry });
             }
         }
     }
@@ -496,7 +510,7 @@ impl State {
         for (id, handle) in &self.handles {
             if let Some(volume) = self.volume_table.volumes.get(id) {
                 handle.blocks.store(volume.blocks, Ordering::Release);
-                handle.thick.store(volume.thick, Ordering::Release);
+                handle.set(volume);
             }
         }
     }
@@ -532,10 +546,15 @@ impl State {
         self.active.get(volume, block).or_else(frozen)
     }
 
-    /// Live blocks of a segment, as of the last checkpoint.
-    pub(crate) fn live_in(&self, segment: u32) -> u32 {
+    /// Weight of the live blocks of a segment, as of the last checkpoint.
+    pub(crate) fn weight_of(&self, segment: u32) -> u32 {
         let segment = segment as usize;
-        self.usage.blocks[segment] + self.meta_usage.blocks[segment]
+        self.usage.weights[segment].saturating_add(self.meta_usage.weights[segment])
+    }
+
+    /// Weight that dead blocks of units hold in a segment, at most.
+    pub(crate) fn held_in(&self, segment: u32) -> u32 {
+        self.usage.held_in(segment as usize, self.superblock.segment_blocks)
     }
 
     /// The cleaner may gain something again.
@@ -564,6 +583,12 @@ impl Shared {
     /// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
     pub(crate) fn chunk_blocks(&self) -> usize {
         chunk_blocks(&self.storage.layout) as usize
+    }
+
+    /// True if the pool may have compressed units. They would leave too much of short chunks empty
+    /// for the capacity.
+    pub(crate) fn has_units(&self) -> bool {
+        self.chunk_blocks() > UNIT_BLOCKS
     }
 
     /// The open chunk of this core.

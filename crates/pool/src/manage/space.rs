@@ -2,7 +2,7 @@
 
 use crate::limits::{
     BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES, MERGES_WAITED,
-    PASSES_WAITED, RECENT_MAX, VOLUME_TABLE_BYTES_MAX,
+    PASSES_WAITED, RECENT_MAX, UNIT_BLOCKS, VOLUME_TABLE_BYTES_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::PoolLayout;
@@ -37,9 +37,10 @@ pub(crate) fn chunk_blocks(layout: &PoolLayout) -> u64 {
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
 
-/// Most copies of the cleaner in addition to `recent` changes.
-fn copies(recent: u64) -> u64 {
-    (2 * recent).min(RECENT_MAX as u64 - recent)
+/// Most copies of the cleaner in addition to `recent` changes. In a small pool, they are those of a
+/// segment of units of one stored block each.
+fn copies(recent: u64, segment_blocks: u64) -> u64 {
+    (2 * recent).max(UNIT_BLOCKS as u64 * segment_blocks).min(RECENT_MAX as u64 - recent)
 }
 
 impl Sizes {
@@ -64,7 +65,8 @@ impl Sizes {
     pub(crate) fn within(&self, layout: &PoolLayout, segments: u32) -> Sizes {
         let opened = Sizes::with(layout, segments);
         let recent = opened.recent.min(self.recent);
-        Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
+        let copies = copies(recent as u64, layout.segment_blocks().into()) as usize;
+        Sizes { recent, copies, ..opened }
     }
 
     /// Segments that writes of reserved blocks leave free: they may use a part of the reserve. If
@@ -95,7 +97,7 @@ impl Sizes {
         // Deleting a volume moves all later ones in the volume table, so a checkpoint may rewrite
         // the whole volume table.
         let volume_table = (blocks / 64).min((VOLUME_TABLE_BYTES_MAX / BLOCK_BYTES) as u64);
-        let checkpoint = recent + recent / 2 + recent / 8 + moving + volume_table + 2 * usage + 8;
+        let checkpoint = recent + recent / 2 + recent / 8 + moving + volume_table + 4 * usage + 10;
         let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
         let reserve = reserve.min(u64::from(segments) / 4);
         let log = BEGINNING_SEGMENTS as u64;
@@ -104,7 +106,7 @@ impl Sizes {
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,
-            copies: copies(recent) as usize,
+            copies: copies(recent, segment_blocks) as usize,
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
@@ -137,6 +139,9 @@ pub(crate) struct SpaceState {
     pub(crate) live: u64,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(crate) reserved: u64,
+    /// Blocks that dead blocks of compressed units hold besides `live`, at most. Packing the live
+    /// ones frees them.
+    pub(crate) held: u64,
     /// Recent changes, including admitted ones.
     pub(crate) entries: usize,
     /// Recent ranges, including admitted ones.
@@ -160,6 +165,11 @@ impl SpaceState {
     /// them.
     pub(crate) fn used(&self) -> u64 {
         self.live + self.reserved + self.entries as u64
+    }
+
+    /// The same, with what dead blocks of compressed units may hold.
+    pub(crate) fn needed(&self) -> u64 {
+        self.used().saturating_add(self.held)
     }
 
     /// Free segments left for checkpoints, the cleaner, reserved blocks, and `more` of these.
@@ -203,6 +213,8 @@ pub(crate) enum SpaceDecision {
     AfterCheckpoint,
     /// It waits for the cleaner to free segments.
     AfterCleaning,
+    /// It waits for the cleaner to pack compressed units of which blocks are dead.
+    AfterPacking,
     /// It fails: the pool is full.
     Full,
 }
@@ -225,6 +237,14 @@ pub(crate) fn admit(
         return match supply.may_shrink(waited) {
             true => SpaceDecision::AfterCheckpoint,
             false => SpaceDecision::Full,
+        };
+    }
+    // What dead blocks of units hold would be missing when reserved blocks are written.
+    if demand.blocks > 0 && !demand.reserved && supply.needed() + demand.blocks > sizes.capacity {
+        return match supply.nothing_to_clean || waited >= PASSES_WAITED {
+            false => SpaceDecision::AfterPacking,
+            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            true => SpaceDecision::Full,
         };
     }
     // Zeroes free space, so they may use a part of the reserve. Their chunks occupy segments until
@@ -315,6 +335,7 @@ mod tests {
     const SUPPLY: SpaceState = SpaceState {
         live: 500,
         reserved: 100,
+        held: 0,
         entries: 10,
         ranges: 0,
         free: 20,
@@ -380,6 +401,21 @@ mod tests {
         let stuck = SpaceState { nothing_to_clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), SpaceDecision::Full);
     }
+
+    #[test]
+    fn dead_blocks_of_units_are_packed_before_the_pool_is_full() {
+        let decide = |supply: SpaceState, demand, waited| admit(&SIZES, &supply, &demand, waited);
+        let holding = SpaceState { held: 383, ..SUPPLY };
+        assert_eq!(decide(SpaceState { held: 382, ..SUPPLY }, WRITE, 0), SpaceDecision::Now);
+        assert_eq!(decide(holding, WRITE, 0), SpaceDecision::AfterPacking);
+        let packed = SpaceState { nothing_to_clean: true, ..holding };
+        assert_eq!(decide(packed, WRITE, 0), SpaceDecision::AfterCheckpoint);
+        assert_eq!(decide(packed, WRITE, MERGES_WAITED), SpaceDecision::Full);
+        assert_eq!(decide(holding, WRITE, PASSES_WAITED), SpaceDecision::Full);
+        let reserved = WriteCost { reserved: true, ..WRITE };
+        assert_eq!(decide(holding, reserved, 0), SpaceDecision::Now);
+    }
+
     #[test]
     fn reservations_are_backed_by_free_segments() {
         let decide = |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, 0);

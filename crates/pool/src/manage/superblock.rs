@@ -50,13 +50,14 @@ impl SuperblockLock<'_> {
 pub(crate) fn changed(record: &ChunkRecord) -> &[u32] {
     match record {
         ChunkRecord::Data { volume, .. }
+        | ChunkRecord::Unit { volume, .. }
         | ChunkRecord::Zero { volume, .. }
         | ChunkRecord::Delete { volume }
         | ChunkRecord::Rollback { volume, .. }
         | ChunkRecord::Promote { volume } => std::slice::from_ref(volume),
         ChunkRecord::Volume(volume) => std::slice::from_ref(&volume.id),
         ChunkRecord::Snapshot(order) => &order.volumes,
-        ChunkRecord::Moved { .. } | ChunkRecord::Page { .. } => &[],
+        ChunkRecord::Moved { .. } | ChunkRecord::MovedUnit { .. } | ChunkRecord::Page { .. } => &[],
     }
 }
 

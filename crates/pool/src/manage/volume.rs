@@ -11,19 +11,21 @@ use flagstone_blockdev::window::run_all;
 use flagstone_blockdev::{BlockDevice, Extent, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, buf};
 
+use super::handle::VolumeHandle;
 use super::pool::PoolGuard;
-use super::shared::{Shared, VolumeHandle};
+use super::shared::Shared;
 use super::space::WriteCost;
+use crate::compress::{compressed, decompressed};
 use crate::id::PoolId;
-use crate::limits::{BLOCK_BYTES, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
 use crate::log::gather::GatheredChunk;
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
 use crate::map::tree::PathLookup;
-use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
+use crate::ondisk::unit::{BLOCK_WEIGHT, Codec};
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -55,9 +57,11 @@ pub struct VolumeInfo {
     pub uuid: PoolId,
     /// Size, in bytes.
     pub size_bytes: u64,
-    /// Space in use as of the last checkpoint, in bytes.
+    /// Data as of the last checkpoint, before compression, in bytes.
     pub used_bytes: u64,
-    /// True if the size is reserved.
+    /// Space that it takes, compressed, as of the last checkpoint, in bytes.
+    pub stored_bytes: u64,
+    /// The size is reserved.
     pub thick: bool,
     /// Parent snapshot, if another volume owns it.
     pub origin: Option<String>,
@@ -77,6 +81,7 @@ impl VolumeInfo {
             uuid: record.uuid,
             size_bytes: record.blocks * BLOCK,
             used_bytes: record.mapped * BLOCK,
+            stored_bytes: record.weight.div_ceil(BLOCK_WEIGHT.into()) * BLOCK,
             thick: record.thick,
             origin: origin.and_then(|snapshot| volume_table.snapshot_name(snapshot)),
             incomplete: record.incomplete,
@@ -273,6 +278,13 @@ impl VolumeIo {
         if entry == MapEntry::LOST {
             return IoFuture::ready(Err(IoError::ReadFault));
         }
+        if entry.unit().is_some() {
+            let io = self.clone();
+            return IoFuture::later(async move {
+                let _guard = guard;
+                io.read_unit(&[entry], block, buf).await
+            });
+        }
         match self.shared.storage.read(entry.location, buf).try_now() {
             Ok(read) => IoFuture::ready(read.and_then(|read| self.verified(&entry, block, read))),
             Err(later) => {
@@ -304,13 +316,46 @@ impl VolumeIo {
     /// # Errors
     /// [`IoError::ReadFault`] if they differ.
     fn check_block(&self, entry: &MapEntry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
-        if checksum(bytes) == entry.checksum {
-            return Ok(());
+        match entry.matches(bytes) {
+            true => Ok(()),
+            false => Err(self.damaged(entry, block, "block is damaged")),
         }
+    }
+
+    fn damaged(&self, entry: &MapEntry, block: u64, what: &str) -> IoError {
         let device = &self.shared.storage.device_of(entry.location).name;
-        let location = entry.location;
-        tracing::error!(device, location, volume = self.volume, block, "block is damaged");
-        Err(IoError::ReadFault)
+        let (location, volume) = (entry.block(), self.volume);
+        tracing::error!(device, location, volume, block, "{what}");
+        IoError::ReadFault
+    }
+
+    /// Reads blocks of one compressed unit, whose entries these are, into `part`. It reads and
+    /// decompresses all of the unit.
+    async fn read_unit(
+        &self,
+        entries: &[MapEntry],
+        block: u64,
+        mut part: BufMut,
+    ) -> Result<BufMut, IoError> {
+        let first = entries[0];
+        let unit = first.unit().expect("the caller looked");
+        if !self.shared.storage.layout.holds(&first) {
+            return Err(self.damaged(&first, block, "compressed unit crosses a segment"));
+        }
+        // The command holds memory already.
+        let memory = buf::acquire_more(usize::from(unit.stored) * BLOCK_BYTES).await;
+        let stored = self.shared.storage.read(first.block(), memory).await?;
+        self.check_block(&first, block, &stored)?;
+        let copied = decompressed(&stored, unit.blocks.into(), |data| {
+            for (bytes, entry) in part.chunks_mut(BLOCK_BYTES).zip(entries) {
+                let index = entry.unit().map_or(0, |unit| usize::from(unit.index));
+                bytes.copy_from_slice(&data[index * BLOCK_BYTES..][..BLOCK_BYTES]);
+            }
+        });
+        match copied {
+            Some(()) => Ok(part),
+            None => Err(self.damaged(&first, block, "compressed unit cannot be decompressed")),
+        }
     }
 
     fn demand(&self, data: &Buf) -> WriteCost {
@@ -322,11 +367,17 @@ impl VolumeIo {
 
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
         let mut chunks = Chunks::default();
-        let piece_bytes = self.shared.chunk_blocks() * BLOCK_BYTES;
+        let chunk_blocks = self.shared.chunk_blocks();
+        let in_units = self.codec().is_some();
         let mut at = 0;
         while at < data.len() {
+            let first = block + (at / BLOCK_BYTES) as u64;
+            // No piece ends within a unit that may be compressed.
+            let end = first + chunk_blocks as u64;
+            let cut = if in_units { (end % UNIT_BLOCKS as u64) as usize } else { 0 };
+            let piece_bytes = (chunk_blocks - cut) * BLOCK_BYTES;
             let piece = data.slice(at..(at + piece_bytes).min(data.len()));
-            self.write_piece(block + (at / BLOCK_BYTES) as u64, piece, &mut chunks).await?;
+            self.write_piece(first, piece, &mut chunks).await?;
             at += piece_bytes;
         }
         chunks.outcome().await
@@ -348,12 +399,61 @@ impl VolumeIo {
                 let record = ChunkRecord::Zero { volume, block, count: run.len() as u64 };
                 gatherer.add(&self.shared, record, None)
             } else {
-                let record = ChunkRecord::Data { volume, block, count: run.len() as u16 };
-                let payload = data.slice(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES);
-                gatherer.add(&self.shared, record, Some(payload))
+                self.add_data(block, data.slice(bytes_of(&run)), chunks);
+                continue;
             };
             chunks.push(chunk);
         }
+    }
+
+    /// Adds data without blocks of zeroes, in compressed units where they shrink.
+    fn add_data(&self, block: u64, data: Buf, chunks: &mut Chunks) {
+        let gatherer = self.shared.gatherer();
+        let volume = self.volume;
+        let count = data.len() / BLOCK_BYTES;
+        let codec = self.codec();
+        // Blocks before `at` and from `plain` on are not compressed.
+        let (mut plain, mut at) = (0, 0);
+        let add_plain = |run: Range<usize>, chunks: &mut Chunks| {
+            if !run.is_empty() {
+                let block = block + run.start as u64;
+                let record = ChunkRecord::Data { volume, block, count: run.len() as u16 };
+                chunks.push(gatherer.add(&self.shared, record, Some(data.slice(bytes_of(&run)))));
+            }
+        };
+        while let Some(codec) = codec.filter(|_| at < count) {
+            let first = block + at as u64;
+            let unit = at..count.min(at + unit_max(first));
+            if let Some(payload) = self.compress(codec, &data[bytes_of(&unit)]) {
+                add_plain(plain..unit.start, chunks);
+                let stored = (payload.len() / BLOCK_BYTES) as u8;
+                let record =
+                    ChunkRecord::Unit { volume, block: first, count: unit.len() as u8, stored };
+                chunks.push(gatherer.add(&self.shared, record, Some(payload)));
+                plain = unit.end;
+            }
+            at = unit.end;
+        }
+        add_plain(plain..count, chunks);
+    }
+
+    /// Codec of writes.
+    fn codec(&self) -> Option<Codec> {
+        self.handle.compression().on_write().filter(|_| self.shared.has_units())
+    }
+
+    /// The stored blocks of a unit, if it shrinks; without memory it is stored as it is.
+    fn compress(&self, codec: Codec, data: &[u8]) -> Option<Buf> {
+        if data.len() <= BLOCK_BYTES || !self.handle.give_up.tries() {
+            return None;
+        }
+        let stored = compressed(codec, data, |stored| {
+            let mut memory = buf::try_alloc(stored.len())?;
+            memory.copy_from_slice(stored);
+            Some(memory.freeze())
+        });
+        self.handle.give_up.count(stored.is_some());
+        stored.flatten()
     }
 
     async fn zero(&self, blocks: Range<u64>) -> Result<(), IoError> {
@@ -427,9 +527,15 @@ impl VolumeIo {
             let mut part = buf.split_to(run * BLOCK_BYTES);
             let first = entries[at];
             at += run;
+            let start = at - run;
             Some(if first.is_hole() {
                 part.fill(0);
                 IoFuture::ready(Ok(part))
+            } else if first.unit().is_some() {
+                let (io, block) = (self.clone(), block + start as u64);
+                let mut unit = [MapEntry::HOLE; UNIT_BLOCKS];
+                unit[..run].copy_from_slice(&entries[start..at]);
+                IoFuture::later(async move { io.read_unit(&unit[..run], block, part).await })
             } else {
                 self.shared.storage.read(first.location, part)
             })
@@ -438,20 +544,24 @@ impl VolumeIo {
         run_all(calls, |part| join(&mut done, part)).await?;
         let done = done.expect("a read has blocks");
         for ((entry, bytes), block) in entries.iter().zip(done.chunks(BLOCK_BYTES)).zip(block..) {
-            if !entry.is_hole() {
+            if !entry.is_hole() && entry.unit().is_none() {
                 self.check_block(entry, block, bytes)?;
             }
         }
         Ok(done)
     }
 
-    /// Number of leading entries that are all holes, or are consecutive blocks of one segment.
+    /// Number of leading entries that are all holes, blocks of one compressed unit, or consecutive
+    /// blocks of one segment.
     fn run_of(&self, entries: &[MapEntry]) -> usize {
         let first = entries[0];
         let layout = &self.shared.storage.layout;
         let continues = |(index, entry): &(u64, &MapEntry)| {
             if first.is_hole() {
                 return entry.is_hole();
+            }
+            if first.unit().is_some() {
+                return first.is_with(entry) && *index < UNIT_BLOCKS as u64;
             }
             entry.location == first.location + index
                 && layout.segment_of(entry.location) == layout.segment_of(first.location)
@@ -498,6 +608,18 @@ impl VolumeIo {
         }
         Ok(extents)
     }
+}
+
+/// Most blocks of a unit from a block on. Units end at multiples of their size, so that writes of
+/// the same place replace whole units, and at the end of a leaf, so that the cleaner changes one
+/// leaf for each.
+fn unit_max(block: u64) -> usize {
+    let before = |multiple: usize| multiple - (block % multiple as u64) as usize;
+    before(UNIT_BLOCKS).min(before(FANOUT))
+}
+
+fn bytes_of(blocks: &Range<usize>) -> Range<usize> {
+    blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES
 }
 
 fn push_extent(extents: &mut Vec<Extent>, blocks: u64, is_hole: bool) {

@@ -45,8 +45,10 @@ pub(crate) fn apply_order(
         }
         ChunkRecord::Promote { volume } => volume_table.promote(*volume)?,
         ChunkRecord::Data { .. }
+        | ChunkRecord::Unit { .. }
         | ChunkRecord::Zero { .. }
         | ChunkRecord::Moved { .. }
+        | ChunkRecord::MovedUnit { .. }
         | ChunkRecord::Page { .. } => {}
     }
     Ok(())

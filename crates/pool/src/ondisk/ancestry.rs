@@ -155,7 +155,8 @@ impl VolumeTable {
                 properties: Default::default(),
                 ..volume.clone()
             };
-            (volume.parent, volume.adopted, volume.shared) = (fresh, false, volume.mapped);
+            (volume.parent, volume.adopted) = (fresh, false);
+            (volume.shared, volume.shared_weight) = (volume.mapped, volume.weight);
             self.insert(snapshot)?;
         }
         Ok(())
@@ -172,7 +173,7 @@ impl VolumeTable {
         if to.owner() != Some(volume) {
             return Err(conflict);
         }
-        let (root, blocks, mapped) = (to.root, to.blocks, to.mapped);
+        let (root, blocks, mapped, weight) = (to.root, to.blocks, to.mapped, to.weight);
         let hidden = self.next_id;
         let state = VolumePresence::Deleting { reaped: 0 };
         let rolled = self.volumes.get_mut(&volume).ok_or(conflict)?;
@@ -184,6 +185,7 @@ impl VolumeTable {
             ..rolled.clone()
         };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
+        (rolled.weight, rolled.shared_weight) = (weight, weight);
         (rolled.parent, rolled.adopted) = (snapshot, false);
         // The lost changes belonged to the content that this rollback replaces.
         rolled.incomplete = false;
@@ -259,12 +261,16 @@ impl VolumeTable {
     pub(crate) fn remove_reaped(&mut self, id: u32) {
         let Some(gone) = self.volumes.remove(&id) else { return };
         let left = gone.mapped.saturating_sub(gone.shared);
+        let left_weight = gone.own_weight();
         for child in self.volumes.values_mut().filter(|child| child.parent == id) {
             child.parent = gone.parent;
             child.adopted |= gone.adopted || child.source() != gone.source();
-            child.shared = match gone.parent {
-                0 => 0,
-                _ => child.shared.saturating_sub(left),
+            (child.shared, child.shared_weight) = match gone.parent {
+                0 => (0, 0),
+                _ => (
+                    child.shared.saturating_sub(left),
+                    child.shared_weight.saturating_sub(left_weight),
+                ),
             };
         }
     }
@@ -285,7 +291,8 @@ impl VolumeTable {
             midway += usize::from(
                 matches!(volume.state, VolumePresence::Deleting { reaped } if reaped > 0),
             );
-            if !older || !owned || midway > 1 || volume.shared > 0 && volume.parent == 0 {
+            let is_shared = volume.shared > 0 || volume.shared_weight > 0;
+            if !older || !owned || midway > 1 || is_shared && volume.parent == 0 {
                 return Err(bad);
             }
         }

@@ -1,8 +1,10 @@
 //! Chunk: a header of one block with records and the checksums of the payload blocks after it.
 
+use super::copied_unit::{Run, SHORT_BYTES};
 use super::entry::U48_MAX;
 use super::layout::PoolLayout;
 use super::page::{LEVEL_MAX, PagePlace};
+use super::unit::{is_location, is_worthwhile};
 use super::volume_table::{VolumeRecord, is_name};
 use super::{Block, CRC_AT, Fields, FormatError, begin, open, put, seal};
 use crate::id::PoolId;
@@ -68,8 +70,27 @@ pub enum ChunkRecord {
         /// Birth of the content.
         birth: u64,
     },
-    /// A map page in the payload; with level 0 a metadata block, or the cleaner's copy of a block
-    /// of snapshots. The next checkpoint makes maps refer to it.
+    /// A compressed unit of consecutive blocks of a volume, in the payload.
+    Unit {
+        /// Volume.
+        volume: u32,
+        /// First block.
+        block: u64,
+        /// Blocks of the unit.
+        count: u8,
+        /// Blocks of the payload.
+        stored: u8,
+    },
+    /// The cleaner's copies of 2 to 8 blocks, as one compressed unit in the payload.
+    MovedUnit {
+        /// Blocks of the payload.
+        stored: u8,
+        /// A [`ChunkRecord::Moved`], or a [`ChunkRecord::Page`] of level 0, for each block of the
+        /// unit.
+        parts: Vec<ChunkRecord>,
+    },
+    /// A map page, or with level 0 a metadata block or the cleaner's copy of a block of snapshots,
+    /// in the payload. The checkpoint after it makes maps refer to it.
     Page {
         /// Volume that wrote it first, level and index.
         place: PagePlace,
@@ -100,11 +121,26 @@ pub enum ChunkRecord {
     },
 }
 
+/// True for the records of checkpoints and the cleaner, false for changes of hosts and orders. No
+/// chunk has both.
+pub fn is_upkeep(records: &[ChunkRecord]) -> bool {
+    matches!(
+        records.first(),
+        Some(ChunkRecord::Page { .. } | ChunkRecord::Moved { .. } | ChunkRecord::MovedUnit { .. })
+    )
+}
+
 impl ChunkRecord {
     /// Length when encoded, in bytes.
     pub fn encoded_len(&self) -> usize {
         match self {
-            ChunkRecord::Data { .. } | ChunkRecord::Rollback { .. } => 16,
+            ChunkRecord::Data { .. } | ChunkRecord::Unit { .. } | ChunkRecord::Rollback { .. } => {
+                16
+            }
+            ChunkRecord::MovedUnit { parts, .. } => match Run::of(parts) {
+                Some(_) => SHORT_BYTES,
+                None => 4 + parts.iter().map(ChunkRecord::encoded_len).sum::<usize>(),
+            },
             ChunkRecord::Zero { .. } | ChunkRecord::Page { .. } => 24,
             ChunkRecord::Moved { .. } => MOVED_RECORD_BYTES,
             ChunkRecord::Volume(volume) => 4 + volume.encoded_len(),
@@ -119,6 +155,9 @@ impl ChunkRecord {
     pub fn payload_blocks(&self) -> usize {
         match self {
             ChunkRecord::Data { count, .. } => usize::from(*count),
+            ChunkRecord::Unit { stored, .. } | ChunkRecord::MovedUnit { stored, .. } => {
+                usize::from(*stored)
+            }
             ChunkRecord::Moved { .. } | ChunkRecord::Page { .. } => 1,
             _ => 0,
         }
@@ -188,6 +227,24 @@ impl ChunkRecord {
                 bytes[0] = 9;
                 put(bytes, 4, &volume.to_le_bytes());
             }
+            ChunkRecord::Unit { volume, block, count, stored } => {
+                (bytes[0], bytes[1], bytes[2]) = (10, *stored, *count);
+                put(bytes, 4, &volume.to_le_bytes());
+                put(bytes, 8, &block.to_le_bytes());
+            }
+            ChunkRecord::MovedUnit { stored, parts } => {
+                (bytes[0], bytes[1], bytes[2]) = (11, *stored, parts.len() as u8);
+                if let Some(run) = Run::of(parts) {
+                    bytes[0] = 12;
+                    return run.encode(bytes);
+                }
+                let mut at = 4;
+                for part in parts {
+                    let len = part.encoded_len();
+                    part.encode(&mut bytes[at..at + len]);
+                    at += len;
+                }
+            }
         }
     }
 
@@ -217,7 +274,7 @@ impl ChunkRecord {
                 let (volume, block) = (fields.u32(4), fields.u64(8));
                 let (old, birth) = (fields.u64(16), fields.u64(24));
                 range(block, 1)?;
-                if old == 0 || old >= layout.blocks() || birth > U48_MAX {
+                if !is_location(old, layout.blocks()) || birth > U48_MAX {
                     return Err(bad);
                 }
                 ChunkRecord::Moved { volume, block, old, birth }
@@ -249,11 +306,62 @@ impl ChunkRecord {
                 ChunkRecord::Rollback { volume: fields.u32(4), snapshot: fields.u32(8) }
             }
             Some(9) => ChunkRecord::Promote { volume: needs(8)?.u32(4) },
+            Some(10) => {
+                let fields = needs(16)?;
+                let (stored, count) = (bytes[1], bytes[2]);
+                let (volume, block) = (fields.u32(4), fields.u64(8));
+                range(block, u64::from(count))?;
+                if !is_worthwhile(count.into(), stored.into()) {
+                    return Err(bad);
+                }
+                ChunkRecord::Unit { volume, block, count, stored }
+            }
+            Some(11) => {
+                needs(4)?;
+                let (stored, count) = (bytes[1], usize::from(bytes[2]));
+                if !is_worthwhile(count, stored.into()) {
+                    return Err(bad);
+                }
+                let mut parts = Vec::with_capacity(count);
+                let mut at = 4;
+                for _ in 0..count {
+                    let rest = bytes.get(at..).ok_or(bad)?;
+                    // No unit in a unit: the kind is looked at before the part is decoded.
+                    if !matches!(rest.first(), Some(3 | 4)) {
+                        return Err(bad);
+                    }
+                    let (part, len) = ChunkRecord::decode(rest, layout)?;
+                    let is_block = match &part {
+                        ChunkRecord::Page { place, .. } => place.level == 0 && place.volume != 0,
+                        _ => true,
+                    };
+                    if !is_block {
+                        return Err(bad);
+                    }
+                    parts.push(part);
+                    at += len;
+                }
+                // Only the other form is short.
+                if Run::of(&parts).is_some() {
+                    return Err(bad);
+                }
+                ChunkRecord::MovedUnit { stored, parts }
+            }
+            Some(12) => {
+                needs(SHORT_BYTES)?;
+                let (stored, count) = (bytes[1], bytes[2]);
+                if !is_worthwhile(count.into(), stored.into()) {
+                    return Err(bad);
+                }
+                let parts = Run::decode(bytes, count, layout.blocks()).ok_or(bad)?;
+                ChunkRecord::MovedUnit { stored, parts }
+            }
             _ => return Err(bad),
         };
         if matches!(
             record,
             ChunkRecord::Data { volume: 0, .. }
+                | ChunkRecord::Unit { volume: 0, .. }
                 | ChunkRecord::Zero { volume: 0, .. }
                 | ChunkRecord::Moved { volume: 0, .. }
                 | ChunkRecord::Delete { volume: 0 }

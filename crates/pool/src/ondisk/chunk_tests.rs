@@ -13,6 +13,24 @@ fn layout() -> PoolLayout {
     PoolLayout::new(256, &[device]).unwrap()
 }
 
+/// Blocks of a unit, and how many are stored.
+fn any_unit() -> impl Strategy<Value = (u8, u8)> {
+    (2..=8_u8).prop_flat_map(|count| (Just(count), 1..=(count * 7 / 8).max(1)))
+}
+
+/// Copies of the cleaner.
+fn any_copy() -> impl Strategy<Value = ChunkRecord> {
+    let (volume, block) = (|| 1..100_u32, || 0..1_000_000_u64);
+    prop_oneof![
+        (volume(), block(), 1..16_000_u64, 0..U48_MAX).prop_map(|(volume, block, old, birth)| {
+            ChunkRecord::Moved { volume, block, old, birth }
+        }),
+        (volume(), block(), 0..U48_MAX).prop_map(|(volume, index, birth)| {
+            ChunkRecord::Page { place: PagePlace { volume, level: 0, index }, birth }
+        }),
+    ]
+}
+
 fn any_record() -> impl Strategy<Value = ChunkRecord> {
     let volume = || 1..100_u32;
     let block = || 0..1_000_000_u64;
@@ -37,6 +55,13 @@ fn any_record() -> impl Strategy<Value = ChunkRecord> {
             let mut volume = VolumeRecord::new(id, name, blocks);
             volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
             ChunkRecord::Volume(Box::new(volume))
+        }),
+        (volume(), block(), any_unit()).prop_map(|(volume, block, (count, stored))| {
+            ChunkRecord::Unit { volume, block, count, stored }
+        }),
+        any_unit().prop_flat_map(|(count, stored)| {
+            let parts = vec(any_copy(), usize::from(count));
+            parts.prop_map(move |parts| ChunkRecord::MovedUnit { stored, parts })
         }),
         volume().prop_map(|volume| ChunkRecord::Delete { volume }),
         volume().prop_map(|volume| ChunkRecord::Promote { volume }),

@@ -1,5 +1,6 @@
 //! Map entry: location, birth and checksum of a data block or of a map page.
 
+use super::unit::is_location;
 use super::{Fields, FormatError, put};
 
 /// Length of an encoded entry, in bytes.
@@ -11,7 +12,8 @@ pub const U48_MAX: u64 = (1 << 48) - 1;
 /// Where a block is, since when, and the checksum of its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapEntry {
-    /// Block of the pool; 0 if nothing is stored.
+    /// Block of the pool, and the place in a compressed unit (see [`super::unit`]); 0 if nothing is
+    /// stored.
     pub location: u64,
     /// Sequence of the chunk that first had the content. Copies of the cleaner keep it.
     pub birth: u64,
@@ -57,8 +59,11 @@ impl MapEntry {
             u64::from_le_bytes(wide)
         };
         let entry = MapEntry { location: u48(0), birth: u48(6), checksum: fields.u32(12) };
-        let is_known = entry.is_stored() || [MapEntry::HOLE, MapEntry::LOST].contains(&entry);
-        if entry.location >= blocks || !is_known {
+        let is_known = match entry.is_stored() {
+            true => is_location(entry.location, blocks),
+            false => [MapEntry::HOLE, MapEntry::LOST].contains(&entry),
+        };
+        if !is_known {
             return Err(FormatError::Field("entry"));
         }
         Ok(entry)
@@ -73,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entry_round_trips(location in 1..=U48_MAX, birth in 0..=U48_MAX, checksum: u32) {
+        fn entry_round_trips(location in 1..1_u64 << 37, birth in 0..=U48_MAX, checksum: u32) {
             let entry = MapEntry { location, birth, checksum };
             let mut bytes = [0; ENTRY_BYTES];
             entry.encode(&mut bytes);

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::FormatError;
+use super::entry::MapEntry;
 use super::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES};
+use super::unit::block_of;
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX, SEGMENT_BLOCKS, SEGMENTS_MAX, SEGMENTS_MIN};
 
 /// Place of a block: device and byte offset on it.
@@ -135,17 +137,24 @@ impl PoolLayout {
         u64::from(segment) * u64::from(self.segment_blocks)
     }
 
-    /// Segment of a block.
+    /// Segment of a block, or of a location.
     ///
     /// # Panics
     /// Beyond the last segment.
     pub fn segment_of(&self, block: u64) -> u32 {
+        let block = block_of(block);
         let segment = block / u64::from(self.segment_blocks);
         assert!(segment < u64::from(self.segments()), "block {block} is beyond the pool");
         segment as u32
     }
 
-    /// Place of a block.
+    /// True if the blocks of an entry lie in one segment, as those of every unit that was written.
+    pub fn holds(&self, entry: &MapEntry) -> bool {
+        let last = entry.block() + entry.stored_blocks() as u64 - 1;
+        last < self.blocks() && self.segment_of(last) == self.segment_of(entry.block())
+    }
+
+    /// Place of a block, or of the first block of a location.
     ///
     /// # Panics
     /// Beyond the last segment.
@@ -155,7 +164,7 @@ impl PoolLayout {
         while self.first(device + 1) <= segment {
             device += 1;
         }
-        let on_device = block - self.first_block(self.first(device));
+        let on_device = block_of(block) - self.first_block(self.first(device));
         BlockPlace { device, offset: SUPERBLOCK_AREA_BYTES + on_device * BLOCK_BYTES as u64 }
     }
 }

@@ -6,16 +6,18 @@
 
 pub mod ancestry;
 pub mod chunk;
+mod copied_unit;
 pub mod entry;
 pub mod layout;
 pub mod page;
 pub mod superblock;
+pub mod unit;
 pub mod volume_table;
 
 use crate::limits::BLOCK_BYTES;
 
 /// Version of all structures of this format.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// A block as it is on disk.
 pub type Block = [u8; BLOCK_BYTES];

@@ -84,6 +84,10 @@ impl MapPage {
         let stored = block[ENTRIES_AT..].chunks(ENTRY_BYTES);
         for (entry, bytes) in page.entries.iter_mut().zip(stored) {
             *entry = MapEntry::decode(bytes, blocks)?;
+            // Only data of volumes is compressed.
+            if entry.unit().is_some() && (place.level > 1 || place.volume == 0) {
+                return Err(FormatError::Field("entry"));
+            }
         }
         Ok(page)
     }

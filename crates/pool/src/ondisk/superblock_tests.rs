@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::ondisk::VERSION;
 
 fn superblock(update: u64) -> Superblock {
     let device = |id| DeviceRecord {
@@ -105,9 +106,13 @@ fn contradicting_copies_are_refused() {
     other.log = 78;
     let mixed = [Ok(superblock(7)), Ok(superblock(7)), Ok(superblock(7)), Ok(other)];
     assert_eq!(choose(&mixed), Err(FormatError::Field("update")));
-    let later =
-        [Ok(superblock(7)), Ok(superblock(7)), Err(FormatError::Version(2)), Ok(superblock(7))];
-    assert_eq!(choose(&later), Err(FormatError::Version(2)));
+    let later = [
+        Ok(superblock(7)),
+        Ok(superblock(7)),
+        Err(FormatError::Version(VERSION + 1)),
+        Ok(superblock(7)),
+    ];
+    assert_eq!(choose(&later), Err(FormatError::Version(VERSION + 1)));
     let none = [(); 4].map(|()| Err(FormatError::Absent));
     assert_eq!(choose(&none), Err(FormatError::Absent));
 }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::{ENTRY_BYTES, MapEntry};
+use super::unit::BLOCK_WEIGHT_U64;
 use super::{Fields, FormatError, begin, begins, put};
 use crate::id::PoolId;
 use crate::limits::{
@@ -15,7 +16,7 @@ use crate::limits::{
 
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
-const FIXED_BYTES: usize = 104;
+const FIXED_BYTES: usize = 120;
 
 /// Presence of a volume or snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,8 +77,12 @@ pub struct VolumeRecord {
     pub blocks: u64,
     /// Mapped blocks as of the last checkpoint.
     pub mapped: u64,
+    /// Space of the mapped blocks, in parts of a block ([`super::unit::BLOCK_WEIGHT`]).
+    pub weight: u64,
     /// Blocks shared with the parent, at most; 0 without a parent.
     pub shared: u64,
+    /// Space of the shared blocks, in parts of a block, at most.
+    pub shared_weight: u64,
     /// Root of the map as of the last checkpoint.
     pub root: MapEntry,
     /// Text that the operator or the layers above set.
@@ -99,7 +104,9 @@ impl VolumeRecord {
             uuid: PoolId::default(),
             blocks,
             mapped: 0,
+            weight: 0,
             shared: 0,
+            shared_weight: 0,
             root: MapEntry::HOLE,
             properties: BTreeMap::new(),
         }
@@ -129,10 +136,27 @@ impl VolumeRecord {
         if self.mapped > self.blocks || self.shared > self.blocks {
             return Err(FormatError::Field("mapped blocks"));
         }
+        let weight_max = self.blocks * BLOCK_WEIGHT_U64;
+        if self.weight > weight_max || self.shared_weight > weight_max {
+            return Err(FormatError::Field("weight"));
+        }
+        if self.root.unit().is_some() {
+            return Err(FormatError::Field("root"));
+        }
         if self.properties_len() > PROPERTIES_MAX || self.properties.iter().any(long) {
             return Err(FormatError::Field("properties"));
         }
         Ok(())
+    }
+
+    /// Space of the blocks that the parent lacks, in parts of a block, at least.
+    pub fn own_weight(&self) -> u64 {
+        self.weight.saturating_sub(self.shared_weight)
+    }
+
+    /// Space of the mapped blocks, in blocks, rounded up.
+    pub fn stored(&self) -> u64 {
+        self.weight.div_ceil(BLOCK_WEIGHT_U64)
     }
 
     /// Length when encoded, in bytes.
@@ -164,6 +188,8 @@ impl VolumeRecord {
         put(bytes, 8, &self.uuid.0);
         put(bytes, 24, &self.blocks.to_le_bytes());
         put(bytes, 32, &self.mapped.to_le_bytes());
+        put(bytes, 104, &self.weight.to_le_bytes());
+        put(bytes, 112, &self.shared_weight.to_le_bytes());
         self.root.encode(&mut bytes[40..40 + ENTRY_BYTES]);
         put(bytes, 56, &(self.properties_len() as u16).to_le_bytes());
         put(bytes, FIXED_BYTES, self.name.as_bytes());
@@ -225,7 +251,9 @@ impl VolumeRecord {
             uuid: PoolId(fixed.bytes(8)),
             blocks: fixed.u64(24),
             mapped: fixed.u64(32),
+            weight: fixed.u64(104),
             shared: fixed.u64(72),
+            shared_weight: fixed.u64(112),
             root: MapEntry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
             properties,
         };
@@ -303,14 +331,17 @@ impl VolumeTable {
         match self.volumes.get_mut(&record.id) {
             Some(volume) if volume.is_present_volume() && record.blocks >= volume.blocks => {
                 let VolumeRecord { mapped, shared, root, parent, adopted, .. } = *volume;
-                *volume = VolumeRecord { mapped, shared, root, parent, adopted, ..record.clone() };
+                let VolumeRecord { weight, shared_weight, .. } = *volume;
+                let changed =
+                    VolumeRecord { mapped, shared, root, parent, adopted, ..record.clone() };
+                *volume = VolumeRecord { weight, shared_weight, ..changed };
             }
             None if record.id == self.next_id => {
-                let (mapped, root) = match record.parent {
-                    0 => (0, MapEntry::HOLE),
+                let (mapped, weight, root) = match record.parent {
+                    0 => (0, 0, MapEntry::HOLE),
                     parent => match self.present_snapshot(parent) {
                         Some(parent) if record.blocks >= parent.blocks => {
-                            (parent.mapped, parent.root)
+                            (parent.mapped, parent.weight, parent.root)
                         }
                         _ => return Err(conflict),
                     },
@@ -318,7 +349,9 @@ impl VolumeTable {
                 let adopted = false;
                 self.insert(VolumeRecord {
                     mapped,
+                    weight,
                     shared: mapped,
+                    shared_weight: weight,
                     root,
                     adopted,
                     ..record.clone()
@@ -429,6 +462,7 @@ mod tests {
                 volume.thick = thick;
                 volume.mapped = blocks / 3;
                 volume.shared = blocks / 4;
+                (volume.weight, volume.shared_weight) = (blocks * 200, blocks * 100);
                 volume.properties = properties;
                 if deleting {
                     volume.state = VolumePresence::Deleting { reaped: location };
@@ -461,7 +495,7 @@ mod tests {
                 let parent = volume_table.volumes.values().rfind(is_snapshot);
                 volume.parent = parent.map_or(0, |parent| parent.id);
                 if volume.parent == 0 {
-                    volume.shared = 0;
+                    (volume.shared, volume.shared_weight) = (0, 0);
                 }
                 let midway = |other: &VolumeRecord| {
                     !matches!(

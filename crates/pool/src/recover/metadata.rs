@@ -1,15 +1,16 @@
 //! Metadata of the last checkpoint: usage table and volume table, read through the metadata map.
 
 use super::superblocks::device_error;
-use crate::checkpoint::{METADATA_LEVEL, VOLUME_TABLE_BLOCK};
+use crate::checkpoint::{HELD_BLOCK, METADATA_LEVEL, VOLUME_TABLE_BLOCK};
 use crate::error::PoolError;
 use crate::limits::BLOCK_BYTES;
-use crate::manage::shared::SegmentUsage;
 use crate::manage::space::USAGE_PER_BLOCK;
+use crate::manage::usage::SegmentUsage;
 use crate::map::cache::PageCache;
 use crate::map::tree::{PageError, Tree, read_page};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
+use crate::ondisk::unit::BLOCK_WEIGHT;
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::storage::Storage;
@@ -42,8 +43,8 @@ pub(crate) async fn read_checkpoint(
         volume_table: VolumeTable::default(),
         volume_table_bytes: Vec::new(),
         trees: Vec::new(),
-        usage: SegmentUsage { blocks: vec![0; segments] },
-        meta_usage: SegmentUsage { blocks: vec![0; segments] },
+        usage: SegmentUsage::new(segments),
+        meta_usage: SegmentUsage::new(segments),
     };
     let mut volume_table_len = 0;
     let mut pages = vec![(METADATA_LEVEL, 0_u64, root)];
@@ -52,8 +53,12 @@ pub(crate) async fn read_checkpoint(
         if entry.is_hole() {
             continue;
         }
+        if entry.unit().is_some() {
+            return Err(metadata_error(storage, entry.location, FormatError::Field("root")));
+        }
         let segment = storage.layout.segment_of(entry.location) as usize;
-        found.meta_usage.blocks[segment] += 1;
+        let weight = &mut found.meta_usage.weights[segment];
+        *weight = weight.saturating_add(BLOCK_WEIGHT);
         if level > 0 {
             let place = PagePlace { volume: 0, level, index };
             let page =
@@ -111,13 +116,18 @@ impl Checkpoint {
         block: &Block,
         segment_blocks: u32,
     ) -> Result<(), FormatError> {
+        let (index, table, weight_max) = match index.checked_sub(HELD_BLOCK) {
+            // It may be too high.
+            Some(index) => (index, &mut self.usage.held, u32::MAX),
+            None => (index, &mut self.usage.weights, BLOCK_WEIGHT * segment_blocks),
+        };
         let first = usize::try_from(index).unwrap_or(usize::MAX).saturating_mul(USAGE_PER_BLOCK);
         let counts = block
             .chunks(4)
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         for (segment, count) in (first..).zip(counts) {
-            match self.usage.blocks.get_mut(segment) {
-                Some(usage) if count <= segment_blocks => *usage = count,
+            match table.get_mut(segment) {
+                Some(usage) if count <= weight_max => *usage = count,
                 None if count == 0 => {}
                 _ => return Err(FormatError::Field("live blocks")),
             }

@@ -17,6 +17,7 @@ use crate::map::tree::Tree;
 use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::unit::Payload;
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::read_retries::{FailedRead, ReadFailure, ReadRetries};
@@ -234,11 +235,7 @@ impl<'a> Replay<'a> {
             block: header.block,
             reason: FormatError::Field(reason),
         };
-        let mut blocks = (header.block + 1..).zip(&header.checksums);
-        let mut next = || {
-            let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            MapEntry { location, birth: header.sequence, checksum: *checksum }
-        };
+        let mut payload = Payload::of(header.block + 1, header.sequence, &header.checksums);
         let mut snapshot = None;
         for record in &header.records {
             match record {
@@ -246,7 +243,7 @@ impl<'a> Replay<'a> {
                     let effect = self.takes_effect(*volume, *block, u64::from(*count));
                     let effect = effect.ok_or_else(|| bad("record"))?;
                     for block in (*block..).take(usize::from(*count)) {
-                        let entry = next();
+                        let entry = payload.block();
                         if effect {
                             self.recent.insert(*volume, block, entry);
                         }
@@ -259,19 +256,30 @@ impl<'a> Replay<'a> {
                     }
                 }
                 ChunkRecord::Moved { volume, block, old, birth } => {
-                    let entry = MapEntry { birth: *birth, ..next() };
-                    let effect = self.takes_effect(*volume, *block, 1);
-                    // Without a recent change, the map has the block at the place where the cleaner
-                    // found it.
-                    let sealed = || self.frozen.as_ref()?.recent.get(*volume, *block);
-                    let recent = self.recent.get(*volume, *block).or_else(sealed);
-                    if effect.ok_or_else(|| bad("record"))?
-                        && recent.is_none_or(|found| found.location == *old)
-                    {
-                        self.recent.insert(*volume, *block, entry);
+                    let entry = MapEntry { birth: *birth, ..payload.block() };
+                    self.move_block(*volume, *block, *old, entry).ok_or_else(|| bad("record"))?;
+                }
+                ChunkRecord::Unit { volume, block, count, stored } => {
+                    let effect = self.takes_effect(*volume, *block, u64::from(*count));
+                    let effect = effect.ok_or_else(|| bad("record"))?;
+                    for (block, entry) in (*block..).zip(payload.unit(*count, *stored)) {
+                        if effect {
+                            self.recent.insert(*volume, block, entry);
+                        }
                     }
                 }
-                ChunkRecord::Page { .. } => drop(next()),
+                ChunkRecord::MovedUnit { stored, parts } => {
+                    let entries = payload.unit(parts.len() as u8, *stored);
+                    for (part, entry) in parts.iter().zip(entries) {
+                        let ChunkRecord::Moved { volume, block, old, birth } = part else {
+                            continue;
+                        };
+                        let entry = MapEntry { birth: *birth, ..entry };
+                        let moved = self.move_block(*volume, *block, *old, entry);
+                        moved.ok_or_else(|| bad("record"))?;
+                    }
+                }
+                ChunkRecord::Page { .. } => drop(payload.block()),
                 ChunkRecord::Snapshot(order) => snapshot = Some((**order).clone()),
                 order => {
                     apply_order(&mut self.volume_table, &mut self.trees, order, header.sequence)
@@ -312,8 +320,20 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// True if a change of blocks applies; `None` for an impossible change, of a snapshot or an
-    /// unknown volume.
+    /// The cleaner's copy takes effect if the block is where the cleaner found it: without a recent
+    /// change the map has it there. None if it cannot be in the log.
+    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: MapEntry) -> Option<()> {
+        let effect = self.takes_effect(volume, block, 1)?;
+        let sealed = || self.frozen.as_ref()?.recent.get(volume, block);
+        let recent = self.recent.get(volume, block).or_else(sealed);
+        if effect && recent.is_none_or(|found| found.location == old) {
+            self.recent.insert(volume, block, entry);
+        }
+        Some(())
+    }
+
+    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or
+    /// of a volume that never existed.
     fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
         let is_snapshot = self.volume_table.present_snapshot(volume).is_some();
         let possible = volume < self.volume_table.next_id && !is_snapshot;

@@ -5,17 +5,22 @@
 //! blocks; a log that lost chunks. Not found: damage of unreferenced blocks, and of the last chunks
 //! after the last flush, which may also be torn by a crash.
 
+use std::collections::BTreeMap;
+
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
-use super::{CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page};
+use super::{
+    CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page,
+    verify_stored,
+};
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
 use crate::manage::open::{attach_log, log_missing};
 use crate::manage::pool::Pool;
-use crate::manage::shared::SegmentUsage;
 use crate::manage::space::Sizes;
+use crate::manage::usage::SegmentUsage;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::checksum;
@@ -23,6 +28,7 @@ use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
+use crate::ondisk::unit::{BLOCK_WEIGHT_U64, UnitPlace};
 use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
 use crate::recover::replay::{LossEvidence, Replay};
@@ -95,7 +101,12 @@ struct Check<'a> {
     report: CheckReport,
     /// Blocks to which a map refers.
     live: Bits,
+    /// Of each block of a compressed unit, the blocks of the unit that a map has; by segment, where
+    /// there are units.
+    units: BTreeMap<u32, Box<[u8]>>,
     usage: SegmentUsage,
+    /// Weight of the dead blocks of units with live ones, by segment.
+    held: Vec<u64>,
     /// True after a damaged page: the blocks below it cannot be counted.
     is_partial: bool,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -161,7 +172,9 @@ impl Pool {
             storage: &storage,
             report,
             live: Bits::new(storage.layout.blocks()),
-            usage: SegmentUsage { blocks: vec![0; storage.layout.segments() as usize] },
+            units: BTreeMap::new(),
+            usage: SegmentUsage::new(storage.layout.segments() as usize),
+            held: vec![0; storage.layout.segments() as usize],
             is_partial: false,
             progress,
         };
@@ -218,19 +231,47 @@ impl Check<'_> {
                 );
             }
         }
-        debug_assert_eq!(count, checkpoint.meta_usage.total());
+        debug_assert_eq!(count * BLOCK_WEIGHT_U64, checkpoint.meta_usage.total());
         Ok(())
     }
 
     /// Marks a block as owned by a map.
     fn mark(&mut self, entry: MapEntry) {
-        if self.live.set(entry.location) {
+        let taken = match entry.unit() {
+            None => self.live.set(entry.location),
+            Some(unit) => self.mark_unit(entry, unit),
+        };
+        if taken {
             self.add(entry.location, DamageKind::Count, "two maps have the block for their own");
         }
     }
 
-    /// Walks the maps of volumes and snapshots, and reads each page and block in the map that owns
-    /// it.
+    /// Marks a block of a unit; true if another block has its place.
+    fn mark_unit(&mut self, entry: MapEntry, unit: UnitPlace) -> bool {
+        let layout = &self.storage.layout;
+        let segment = layout.segment_of(entry.location);
+        let masks = self
+            .units
+            .entry(segment)
+            .or_insert_with(|| vec![0; layout.segment_blocks() as usize].into_boxed_slice());
+        let mask = &mut masks[(entry.block() - layout.first_block(segment)) as usize];
+        let (is_first, bit) = (*mask == 0, 1 << unit.index);
+        let mut taken = *mask & bit != 0;
+        *mask |= bit;
+        let held = &mut self.held[segment as usize];
+        if is_first {
+            *held += u64::from(unit.stored) * BLOCK_WEIGHT_U64;
+        }
+        *held = held.saturating_sub(entry.weight().into());
+        if is_first {
+            for block in (entry.block()..).take(unit.stored.into()) {
+                taken |= self.live.set(block);
+            }
+        }
+        taken
+    }
+
+    /// Walks the maps of volumes and snapshots, each page and block where it belongs.
     async fn maps(&mut self, volume_table: &VolumeTable) -> Result<(), PoolError> {
         for (id, volume) in &volume_table.volumes {
             let level = root_level(volume.blocks);
@@ -307,7 +348,9 @@ impl Check<'_> {
 
     fn count(&mut self, entry: MapEntry) {
         let segment = self.storage.layout.segment_of(entry.location);
-        self.usage.blocks[segment as usize] += 1;
+        // Maps that share pages for their own may have any number of references.
+        let weight = &mut self.usage.weights[segment as usize];
+        *weight = weight.saturating_add(entry.weight());
     }
 
     /// Reads the blocks of a leaf that the map owns.
@@ -323,6 +366,9 @@ impl Check<'_> {
         }
         let layout = &self.storage.layout;
         let same_run = |a: &(u64, MapEntry), b: &(u64, MapEntry)| {
+            if a.1.unit().is_some() {
+                return b.1.is_with(&a.1);
+            }
             b.1.location == a.1.location + 1
                 && layout.segment_of(a.1.location) == layout.segment_of(b.1.location)
         };
@@ -333,8 +379,19 @@ impl Check<'_> {
     }
 
     async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, MapEntry)]) -> Result<(), PoolError> {
-        self.verified(run.len() as u64);
         let start = run[0].1.location;
+        if run[0].1.unit().is_some() {
+            self.verified(run[0].1.stored_blocks() as u64);
+            let found = verify_stored(self.storage, run[0].1).await;
+            let found = found.map_err(|error| device_error(self.storage, start, error))?;
+            if let Err(cause) = found {
+                for (block, entry) in run {
+                    self.add(entry.location, walk.kind(0, *block), cause);
+                }
+            }
+            return Ok(());
+        }
+        self.verified(run.len() as u64);
         let memory = buf::acquire_more(run.len() * BLOCK_BYTES).await;
         let read = match self.storage.read(start, memory).await {
             Ok(read) => Some(read),
@@ -361,8 +418,8 @@ impl Check<'_> {
 
     /// Compares the live blocks of each segment with what the pool recorded.
     fn counts(&mut self, recorded: &SegmentUsage) {
-        let found = std::mem::take(&mut self.usage.blocks);
-        for ((segment, found), recorded) in (0..).zip(&found).zip(&recorded.blocks) {
+        let found = std::mem::take(&mut self.usage.weights);
+        for ((segment, found), recorded) in (0..).zip(&found).zip(&recorded.weights) {
             let is_wrong = match self.is_partial {
                 true => found > recorded,
                 false => found != recorded,
@@ -372,15 +429,23 @@ impl Check<'_> {
                 self.add(at, DamageKind::Count, "the segment has another number of live blocks");
             }
         }
-        self.usage.blocks = found;
+        self.usage.weights = found;
+        // A damaged page hides live blocks of units.
+        let held = std::mem::take(&mut self.held);
+        for ((segment, held), recorded) in (0..).zip(&held).zip(&recorded.held) {
+            if *held > u64::from(*recorded) && !self.is_partial {
+                let at = self.storage.layout.first_block(segment);
+                self.add(at, DamageKind::Count, "dead blocks of units hold more than is counted");
+            }
+        }
     }
 
     /// Checks that each live block is in a chunk whose header can be read.
     async fn headers(&mut self, checkpoint: &Checkpoint) -> Result<(), PoolError> {
         let layout = &self.storage.layout;
-        let counts = checkpoint.usage.blocks.iter().zip(&checkpoint.meta_usage.blocks);
+        let counts = checkpoint.usage.weights.iter().zip(&checkpoint.meta_usage.weights);
         let live: Vec<u32> =
-            (0..).zip(counts).filter(|(_, (a, b))| **a + **b > 0).map(|(at, _)| at).collect();
+            (0..).zip(counts).filter(|(_, (a, b))| **a > 0 || **b > 0).map(|(at, _)| at).collect();
         for segment in live {
             let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
             let mut at = blocks.start;

@@ -7,12 +7,15 @@ pub mod scrub;
 use std::fmt;
 
 use flagstone_blockdev::IoError;
+use flagstone_runtime::buf;
 
+use crate::compress::decompressed;
 use crate::limits::BLOCK_BYTES;
 use crate::ondisk::Block;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{MapPage, PagePlace};
+use crate::ondisk::unit::UnitPlace;
 use crate::storage::Storage;
 
 /// One damage, with its place.
@@ -105,7 +108,34 @@ async fn read_block(
     }
 }
 
-/// Reads a map page, bypassing caches.
+/// Reads the stored blocks of an entry past all caches, and verifies what they contain.
+///
+/// # Errors
+/// The damage; other errors of the device.
+async fn verify_stored(
+    storage: &Storage,
+    entry: MapEntry,
+) -> Result<Result<(), &'static str>, IoError> {
+    if !storage.layout.holds(&entry) {
+        return Ok(Err("its compressed unit crosses a segment"));
+    }
+    let memory = buf::acquire_more(entry.stored_blocks() * BLOCK_BYTES).await;
+    let stored = match storage.read(entry.block(), memory).await {
+        Ok(stored) => stored,
+        Err(IoError::ReadFault) => return Ok(Err(UNREADABLE)),
+        Err(error) => return Err(error),
+    };
+    if !entry.matches(&stored) {
+        return Ok(Err(CHANGED));
+    }
+    let whole = |unit: UnitPlace| decompressed(&stored, unit.blocks.into(), |_| ()).is_some();
+    Ok(match entry.unit().is_none_or(whole) {
+        true => Ok(()),
+        false => Err("it is no compressed unit, although its checksum is right"),
+    })
+}
+
+/// Reads a map page past all caches.
 async fn read_page(
     storage: &Storage,
     entry: MapEntry,

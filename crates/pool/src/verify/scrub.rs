@@ -10,7 +10,10 @@ use std::ops::Range;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
-use super::{CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page};
+use super::{
+    CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page,
+    verify_stored,
+};
 use crate::checkpoint::METADATA_LEVEL;
 use crate::limits::BLOCK_BYTES;
 use crate::log::segments::ReadGuard;
@@ -216,7 +219,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Entries from `at` on that the map owns, and that are consecutive blocks of one segment.
+    /// Entries from `at` on that are the map's own, and blocks of one compressed unit or
+    /// consecutive blocks of one segment.
     fn run(&self, map: &Map, entries: &[MapEntry], at: usize) -> Range<usize> {
         let first = entries[at];
         if !map.is_own(first) {
@@ -225,6 +229,9 @@ impl Shared {
         let layout = &self.storage.layout;
         let segment = layout.segment_of(first.location);
         let continues = |(index, entry): &(u64, &MapEntry)| {
+            if first.unit().is_some() {
+                return map.is_own(**entry) && entry.is_with(&first);
+            }
             map.is_own(**entry)
                 && entry.location == first.location + index
                 && layout.segment_of(entry.location) == segment
@@ -243,6 +250,20 @@ impl Shared {
     ) -> Result<(), IoError> {
         let entries = &page.entries[run.clone()];
         let blocks = base + run.start as u64..base + run.end as u64;
+        if entries[0].unit().is_some() {
+            step.verified_bytes += bytes(entries[0].stored_blocks() as u64);
+            let found = verify_stored(&self.storage, entries[0]).await?;
+            for (entry, block) in entries.iter().zip(blocks) {
+                let is_changed = self.state.lock().recent(map.id, block).is_some();
+                if let Err(cause) = found
+                    && !is_changed
+                {
+                    let kind = map.kind(0, block);
+                    step.damage.push(damage(&self.storage, entry.location, kind, cause));
+                }
+            }
+            return Ok(());
+        }
         step.verified_bytes += bytes(entries.len() as u64);
         let memory = buf::acquire_more(entries.len() * BLOCK_BYTES).await;
         let read = match self.storage.read(entries[0].location, memory).await {

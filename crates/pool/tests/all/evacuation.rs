@@ -1,6 +1,7 @@
 //! Evacuation of a device, by fullness of the others: an accepted evacuation always completes.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,9 @@ use flagstone_blockdev::{
     BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice, SharedDevice,
 };
 use flagstone_pool::manage::devices::DeviceOrderError;
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeOptions};
+use flagstone_pool::{
+    COMPRESSION_PROPERTY, CreateOptions, NamedDevice, Pool, PoolVolume, VolumeOptions,
+};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, block_on, buf, spawn};
@@ -17,7 +20,11 @@ use flagstone_runtime::{Buf, block_on, buf, spawn};
 const BLOCK: u64 = 4096;
 
 fn memory(name: &str, segments: u64) -> NamedDevice {
-    let device = MemoryDevice::new((1 << 20) + segments * 16 * BLOCK, 512).unwrap();
+    memory_of(name, segments * 16)
+}
+
+fn memory_of(name: &str, blocks: u64) -> NamedDevice {
+    let device = MemoryDevice::new((1 << 20) + blocks * BLOCK, 512).unwrap();
     NamedDevice { name: name.to_owned(), device: Arc::new(device) }
 }
 
@@ -172,6 +179,61 @@ fn removal_leaves_free_segments_for_reservations() {
         .unwrap();
     }
     assert!(removed > 0, "{removed} {refused}");
+}
+
+/// Blocks that shrink together though not alone, then zeroes up to 8 blocks.
+fn unit_of(first: u64, blocks: u64, rng: &mut Rng) -> Vec<u8> {
+    let block: Vec<u8> = (0..512).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+    let mut data = block.repeat(blocks as usize);
+    data.chunks_mut(BLOCK as usize)
+        .zip(first..)
+        .for_each(|(block, number)| block[..8].copy_from_slice(&number.to_le_bytes()));
+    data.resize(8 * BLOCK as usize, 0);
+    data
+}
+
+#[test]
+fn device_of_compressed_units_is_removed() {
+    block_on(async {
+        for (unit, dead) in [(8, 0), (7, 0), (5, 0), (3, 0), (8, 4), (7, 5)] {
+            let devices = vec![memory_of("/a", 128 * 64), memory_of("/b", 128 * 64)];
+            let options = CreateOptions { segment_blocks: 128, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let properties = BTreeMap::from([(COMPRESSION_PROPERTY.to_owned(), "lz4".to_owned())]);
+            let size_bytes = 100_000 * BLOCK;
+            let db = VolumeOptions { size_bytes, properties, ..VolumeOptions::default() };
+            let db = pool.create_volume("db", &db).await.unwrap();
+            let mut rng = Rng::new(unit);
+            // Units of two stored blocks take most of what the first device has.
+            let firsts: Vec<u64> = (0..1200).map(|number| number * 8).collect();
+            // The last of several rounds reaches the second device.
+            for firsts in std::iter::repeat_n(&firsts, 4).flat_map(|firsts| firsts.chunks(50)) {
+                let data: Vec<u8> =
+                    firsts.iter().flat_map(|first| unit_of(*first, unit, &mut rng)).collect();
+                let data = Buf::copy_of(&data).unwrap();
+                db.write(firsts[0] * BLOCK, data, false).await.unwrap();
+                for first in firsts.iter().filter(|_| dead > 0) {
+                    db.discard(first * BLOCK, dead * BLOCK).await.unwrap();
+                }
+            }
+            pool.checkpoint().await.unwrap();
+            let evacuation = pool.evacuate("/b").await.unwrap();
+            assert!(evacuation.left_bytes() > 0);
+            let mut steps = 0;
+            while !evacuation.step().await.unwrap() {
+                steps += 1;
+                assert!(steps < 1000, "{unit} {dead}: {}", evacuation.left_bytes());
+            }
+            evacuation.complete().await.unwrap();
+            for first in firsts {
+                for block in first + dead..first + unit {
+                    let read = db.read(block * BLOCK, buf::alloc(4096).await).await.unwrap();
+                    assert_eq!(u64::from_le_bytes(read[..8].try_into().unwrap()), block);
+                }
+            }
+        }
+    })
+    .unwrap();
 }
 
 /// A device whose writes take random times.

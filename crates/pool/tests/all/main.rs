@@ -3,11 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod compression;
 mod conformance;
 mod devices;
 mod evacuation;
 mod faults;
 mod full;
+mod full_units;
 mod hostile;
 mod log_changes;
 mod log_device;
@@ -18,4 +20,5 @@ mod snapshots;
 mod sparse;
 mod stream;
 mod transient_errors;
+mod units;
 mod verify;

@@ -2,6 +2,8 @@
 //! removal of devices, restarts and crashes, one after the other and at the same time. Every write
 //! of the thick volume must succeed, and it must have what was written.
 //!
+//! Every second history has compressed volumes, of which some data compresses.
+//!
 //! Large pools are full because of the reservation alone, so that they take little memory.
 //!
 //! Left out: crashes that lose what was not flushed, which `history` has.
@@ -14,7 +16,10 @@ use flagstone_blockdev::{
     BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice, SharedDevice,
 };
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
+use flagstone_pool::{
+    COMPRESSION_PROPERTY, Compression, CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError,
+    VolumeOptions,
+};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn, time};
@@ -40,15 +45,25 @@ struct History {
     /// Blocks that an overwrite writes at most.
     most: u64,
     stamp: u64,
+    compression: Compression,
     counts: Counts,
 }
 
-fn size(blocks: u64, thick: bool) -> VolumeOptions {
-    VolumeOptions { size_bytes: blocks * BLOCK, thick, ..VolumeOptions::default() }
+fn size(blocks: u64, thick: bool, compression: Compression) -> VolumeOptions {
+    let name = compression.name().to_owned();
+    let properties = BTreeMap::from([(COMPRESSION_PROPERTY.to_owned(), name)]);
+    VolumeOptions { size_bytes: blocks * BLOCK, thick, properties }
 }
 
 async fn write(volume: &PoolVolume, first: u64, count: u64, stamp: u64) -> Result<(), IoError> {
+    // Half of the writes do not compress.
+    let mut rng = Rng::new(stamp << 40 ^ first);
+    let is_noise = rng.chance(0.5);
     let mut data = vec![1; (count * BLOCK) as usize];
+    if is_noise {
+        let words = data.chunks_mut(8);
+        words.for_each(|word| word.copy_from_slice(&rng.next_u64().to_le_bytes()));
+    }
     for (block, bytes) in (first..).zip(data.chunks_mut(BLOCK as usize)) {
         bytes[..8].copy_from_slice(&(stamp << 40 | block).to_le_bytes());
     }
@@ -125,6 +140,8 @@ impl History {
         let (segment_blocks, segments) = match is_large {
             // 33 GiB.
             true => (2048, 4224),
+            // Short chunks have no compressed units.
+            false if seed % 2 == 1 => (128, 36 + rng.below(20)),
             false => (16 << rng.below(3), 48 + rng.below(80)),
         };
         let devices = vec![device(0, segment_blocks, segments)];
@@ -136,8 +153,12 @@ impl History {
             true => capacity - 3000,
             false => capacity / 10 + rng.below(capacity / 3),
         };
-        pool.create_volume("thick", &size(blocks, true)).await.unwrap();
-        pool.create_volume("thin", &size(1 << 30, false)).await.unwrap();
+        let compression = match seed % 2 {
+            1 => Compression::ALL[1 + rng.below(3) as usize],
+            _ => Compression::Off,
+        };
+        pool.create_volume("thick", &size(blocks, true, compression)).await.unwrap();
+        pool.create_volume("thin", &size(1 << 30, false, compression)).await.unwrap();
         let most = if is_large { 600 } else { blocks };
         History {
             rng,
@@ -150,6 +171,7 @@ impl History {
             snapshots: Vec::new(),
             most,
             stamp: 0,
+            compression,
             counts: Counts::new(),
         }
     }
@@ -187,7 +209,8 @@ impl History {
         let writing = spawn(async move { overwrite(&thick, places, how, &mut first).await });
         let filling = spawn(async move { fill(&thin, &mut second, 2000).await });
         let blocks = 1 + self.rng.below(self.blocks);
-        let more = pool.create_volume("more", &size(blocks, true)).await.map(drop);
+        let more =
+            pool.create_volume("more", &size(blocks, true, self.compression)).await.map(drop);
         let made = accepted(more);
         if made == Some(true) {
             let more = pool.open_volume("more").unwrap();

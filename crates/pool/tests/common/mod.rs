@@ -2,6 +2,8 @@
 //! loss at any moment: all durable data, and any part of the rest, torn at sectors.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses a part")]
 
+pub mod units;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -285,4 +287,14 @@ impl BlockDevice for CrashDisk {
     fn write_zeroes(&self, _offset: u64, _len: u64, _flags: ZeroFlags) -> IoFuture<()> {
         IoFuture::ready(Err(IoError::Unsupported))
     }
+}
+
+/// Content of the disks when every write has landed.
+pub fn durable(trace: &SharedTrace) -> Vec<Image> {
+    let trace = trace.lock();
+    let mut images = trace.start.clone();
+    for write in &trace.writes {
+        images[write.disk].write(write.offset, &write.data);
+    }
+    images
 }

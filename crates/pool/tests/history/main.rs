@@ -5,6 +5,8 @@
 //! With a log device, also its loss at any crash: blank, or replaced by an old copy. The pool must
 //! then open with a prefix, and withhold volumes that lack flushed changes.
 //!
+//! Every third history has compressed volumes.
+//!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 
 #[path = "../common/mod.rs"]
@@ -26,7 +28,8 @@ use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::ondisk::superblock::Superblock;
 use flagstone_pool::{
-    CreateOptions, DeviceSet, NamedDevice, OpenOptions, Pool, PoolError, VolumeError, VolumeOptions,
+    COMPRESSION_PROPERTY, Compression, CreateOptions, DeviceSet, NamedDevice, OpenOptions, Pool,
+    PoolError, VolumeError, VolumeOptions,
 };
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
@@ -34,7 +37,8 @@ use flagstone_runtime::{Buf, buf, spawn, time};
 use loss::Loss;
 
 const BLOCK: usize = 4096;
-const SEGMENT_BLOCKS: u32 = 16;
+/// Blocks of a segment, without and with compression: short chunks have no compressed units.
+const SEGMENT_BLOCKS: [u32; 2] = [16, 128];
 /// Blocks of one writer's region, more than the limit for zeroing block by block.
 const REGION: u64 = 96;
 
@@ -111,10 +115,19 @@ type Shared = Rc<RefCell<History>>;
 fn fill(block: u64, stamp: u64) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     if stamp != 0 {
+        // Noise; sectors that repeat, so that each block shrinks; or noise that is the same in all
+        // blocks of a write, which shrink together though not alone. A torn block shows in each.
+        let (words, base) = match stamp % 4 {
+            0 => (512, block),
+            1 => (512, 0),
+            _ => (64, block),
+        };
         data.chunks_mut(8).zip(0..).for_each(|(word, index)| {
-            word.copy_from_slice(&mix64(stamp << 20 ^ block ^ (index << 50)).to_le_bytes());
+            let index = index % words;
+            word.copy_from_slice(&mix64(stamp << 20 ^ base ^ (index << 50)).to_le_bytes());
         });
         data[..8].copy_from_slice(&stamp.to_le_bytes());
+        data[8..16].copy_from_slice(&block.to_le_bytes());
     }
     data
 }
@@ -233,7 +246,7 @@ async fn archivist(
         (2, Some((snapshot, blocks))) if own.snapshots.len() + own.clones.len() < own.most => {
             let name = format!("c{number}");
             let step = recorder.begin(Change::Create { name: name.clone(), blocks }, true);
-            pool.clone_volume(&snapshot, &name, BTreeMap::new()).await.unwrap();
+            pool.clone_volume(&snapshot, &name, properties(own.compressed, rng)).await.unwrap();
             recorder.end(step);
             own.clones.push((name, blocks));
             own.used.push(snapshot);
@@ -263,6 +276,7 @@ async fn archivist(
 struct Archive {
     /// Most snapshots and clones.
     most: usize,
+    compressed: bool,
     snapshots: Vec<(String, u64)>,
     clones: Vec<(String, u64)>,
     used: Vec<String>,
@@ -276,7 +290,8 @@ struct Recorded {
 }
 
 async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
-    let mut archive = Archive { most: plan.snapshots, ..Archive::default() };
+    let mut archive =
+        Archive { most: plan.snapshots, compressed: plan.compressed, ..Archive::default() };
     let mut names: Vec<(String, u64)> = Vec::new();
     for number in 0..plan.steps / 2 {
         let size = |blocks: u64| blocks * BLOCK as u64;
@@ -287,13 +302,20 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
                 let (name, blocks) = (format!("v{number}"), 1 + rng.below(1000));
                 let create = Change::Create { name: name.clone(), blocks };
                 let step = recorder.begin(create, true);
-                let options =
-                    VolumeOptions { size_bytes: size(blocks), ..VolumeOptions::default() };
+                let options = VolumeOptions {
+                    size_bytes: size(blocks),
+                    properties: properties(plan.compressed, &mut rng),
+                    ..VolumeOptions::default()
+                };
                 let volume = pool.create_volume(&name, &options).await.unwrap();
                 recorder.end(step);
                 let block = Buf::copy_of(&fill(0, number + 1)).unwrap();
                 volume.write(0, block, false).await.unwrap();
                 names.push((name, blocks));
+            }
+            2 if plan.compressed && rng.chance(0.5) => {
+                let properties = properties(true, &mut rng);
+                pool.set_volume("db", false, properties).await.unwrap();
             }
             2 => pool.checkpoint().await.unwrap(),
             3 if !names.is_empty() => {
@@ -356,11 +378,27 @@ struct Plan {
     spares: usize,
     /// Segments of the log device; 0 for none.
     log_slots: u64,
+    /// Volumes are compressed, each with a setting of its own.
+    compressed: bool,
+}
+
+/// Properties of a volume.
+fn properties(compressed: bool, rng: &mut Rng) -> BTreeMap<String, String> {
+    if !compressed {
+        return BTreeMap::new();
+    }
+    let setting = Compression::ALL[rng.below(4) as usize];
+    BTreeMap::from([(COMPRESSION_PROPERTY.to_owned(), setting.name().to_owned())])
 }
 
 impl Plan {
+    fn segment_blocks(&self) -> u32 {
+        SEGMENT_BLOCKS[usize::from(self.compressed)]
+    }
+
     fn sizes(&self) -> Vec<u64> {
-        let size = |segments: u64| (1 << 20) + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+        let size =
+            |segments: u64| (1 << 20) + segments * u64::from(self.segment_blocks()) * BLOCK as u64;
         let mut sizes = vec![size(self.segments); self.disks + self.spares];
         if self.log_slots > 0 {
             sizes.push(size(self.log_slots));
@@ -386,13 +424,15 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut rng = Rng::new(seed);
     let (sizes, volatile) = (plan.sizes(), plan.log_slots == 0 || seed.is_multiple_of(2));
     let empty = vec![Image::default(); sizes.len()];
-    let options = CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
+    let options =
+        CreateOptions { segment_blocks: plan.segment_blocks(), ..CreateOptions::new("fast") };
     let (mut devices, trace) = disks_of(empty, &sizes, 50, volatile);
     let log = devices.split_off(plan.disks + plan.spares).pop();
     let all = devices.clone();
     devices.truncate(plan.disks);
     let pool = Pool::create_with_log(devices, log, &options).await.unwrap();
-    let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
+    let properties = properties(plan.compressed, &mut rng);
+    let db = VolumeOptions { size_bytes: 1 << 32, properties, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
     // The loss of the log device must not lose the creation of the volume.
     pool.checkpoint().await.unwrap();
@@ -518,6 +558,11 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
     let histories = seeds.end - seeds.start;
     let mut total = Counts::default();
     for seed in seeds {
+        let segments = plan.segments;
+        let plan = match seed % 3 {
+            2 => Plan { compressed: true, segments: segments.min(36), ..plan },
+            _ => plan,
+        };
         let sim = Simulation::new(seed, SimConfig::default());
         let node = sim.add_node("server");
         let done = sim.spawn_on(node, run_history(seed, plan));
@@ -550,6 +595,7 @@ const PLAN: Plan = Plan {
     every: 1,
     spares: 0,
     log_slots: 0,
+    compressed: false,
 };
 
 #[test]

@@ -54,9 +54,17 @@ pub struct PoolDocument {
     pub capacity_bytes: u64,
     /// Space in use.
     pub used_bytes: u64,
+    /// Data of its volumes as of the last checkpoint, before compression. Data that volumes share
+    /// counts for each.
+    pub data_bytes: u64,
+    /// Space of this data after compression.
+    pub stored_bytes: u64,
+    /// Space beyond `used_bytes` that overwritten parts of compressed data hold until they are
+    /// cleaned, at most.
+    pub held_bytes: u64,
     /// Space reserved for thick volumes beyond what they use.
     pub reserved_bytes: u64,
-    /// Used and reserved space, in percent of the capacity, rounded down.
+    /// Used, held and reserved space, in percent of the capacity, rounded down.
     pub used_percent: u64,
     /// The highest of 80, 90, 95 and 100 percent that it has reached; 0 below them.
     pub threshold_percent: u64,
@@ -223,8 +231,10 @@ pub struct PoolPlaceDocument {
     pub name: String,
     /// True if the size is reserved.
     pub thick: bool,
-    /// Space in use as of the last checkpoint.
+    /// Data as of the last checkpoint, before compression.
     pub used_bytes: u64,
+    /// Space of this data after compression. Data that it shares with snapshots counts too.
+    pub stored_bytes: u64,
     /// The snapshot of another volume of which it is a clone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,

@@ -352,6 +352,9 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         capacity_bytes: status.capacity_bytes,
         map_cache_bytes: status.map_cache_bytes,
         used_bytes: status.used_bytes,
+        data_bytes: status.data_bytes,
+        stored_bytes: status.stored_bytes,
+        held_bytes: status.held_bytes,
         reserved_bytes: status.reserved_bytes,
         used_percent: used_percent(&status),
         threshold_percent: Fullness::of(&status).0,
@@ -440,6 +443,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
         name: place.pool.clone(),
         thick: info.thick,
         used_bytes: info.used_bytes,
+        stored_bytes: info.stored_bytes,
         origin: info.origin,
         settings: place.settings.clone(),
     })
@@ -447,7 +451,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 11] = [
+const FAMILIES: [(&str, &str, PoolNumber); 14] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -455,6 +459,17 @@ const FAMILIES: [(&str, &str, PoolNumber); 11] = [
         pool.capacity_bytes
     }),
     ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
+    ("flagstone_pool_data_bytes", "Data of the volumes before compression.", |pool| {
+        pool.data_bytes
+    }),
+    ("flagstone_pool_stored_bytes", "Space of this data after compression.", |pool| {
+        pool.stored_bytes
+    }),
+    (
+        "flagstone_pool_held_bytes",
+        "Space that overwritten parts of compressed data hold.",
+        |pool| pool.held_bytes,
+    ),
     (
         "flagstone_pool_reserved_bytes",
         "Space reserved for thick volumes beyond what they use.",
@@ -462,7 +477,7 @@ const FAMILIES: [(&str, &str, PoolNumber); 11] = [
     ),
     (
         "flagstone_pool_threshold_percent",
-        "Highest of 80, 90, 95 and 100 percent reached by used and reserved space.",
+        "Highest of 80, 90, 95 and 100 percent reached by used, held and reserved space.",
         |pool| pool.threshold_percent,
     ),
     ("flagstone_pool_volumes_unserved", "Volumes of the pool that are not served.", |pool| {

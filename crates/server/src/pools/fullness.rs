@@ -12,9 +12,11 @@ const THRESHOLDS: [u64; 4] = [80, 90, 95, 100];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fullness(pub(crate) u64);
 
-/// Space in use or reserved, in percent of the capacity, rounded down.
+/// Space in use, held by overwritten parts of compressed data, or reserved, in percent of the
+/// capacity, rounded down.
 pub(crate) fn used_percent(status: &PoolStatus) -> u64 {
-    let used = u128::from(status.used_bytes) + u128::from(status.reserved_bytes);
+    let used = [status.used_bytes, status.held_bytes, status.reserved_bytes];
+    let used: u128 = used.into_iter().map(u128::from).sum();
     let percent = used * 100 / u128::from(status.capacity_bytes.max(1));
     percent.min(100) as u64
 }
@@ -63,6 +65,9 @@ mod tests {
             devices: Vec::new(),
             capacity_bytes: 1000,
             used_bytes,
+            held_bytes: 0,
+            data_bytes: 0,
+            stored_bytes: 0,
             reserved_bytes,
             free_segment_bytes: 0,
             volumes: 0,

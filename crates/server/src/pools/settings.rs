@@ -7,12 +7,16 @@
 use std::collections::BTreeMap;
 
 use flagstone_config::{Config, Diagnostics, Subsystem, Volume};
+use flagstone_pool::{COMPRESSION_PROPERTY, Compression};
 use serde_json::{Map, Value};
 
 use crate::http::Problem;
 
 /// Keys and values of a volume's table.
 pub(crate) type Settings = Map<String, Value>;
+
+/// Key that the pool obeys. The others are keys of a volume's table in a configuration.
+const COMPRESSION_KEY: &str = COMPRESSION_PROPERTY;
 
 const VERSION_KEY: &str = "settings.version";
 const VERSION: &str = "1";
@@ -21,8 +25,26 @@ const TABLE_KEY: &str = "settings";
 /// Properties that store the settings in a pool.
 pub(crate) fn to_properties(settings: &Settings) -> BTreeMap<String, String> {
     let table = serde_json::to_string(settings).expect("a map of JSON values is JSON");
-    let properties = [(VERSION_KEY, VERSION.to_owned()), (TABLE_KEY, table)];
-    properties.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    let compression = settings.get(COMPRESSION_KEY).and_then(Value::as_str);
+    let properties = [(VERSION_KEY, VERSION.to_owned()), (TABLE_KEY, table)]
+        .into_iter()
+        .chain(compression.map(|mode| (COMPRESSION_KEY, mode.to_owned())));
+    properties.map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Checks the setting that the pool obeys.
+///
+/// # Errors
+/// [`Problem`] for an unknown value.
+pub(crate) fn check_compression(settings: &Settings) -> Result<(), Problem> {
+    let Some(value) = settings.get(COMPRESSION_KEY) else { return Ok(()) };
+    match value.as_str().and_then(Compression::parse) {
+        Some(_) => Ok(()),
+        None => {
+            let names = Compression::ALL.map(Compression::name).join(", ");
+            Err(Problem::invalid(format!("compression = {value}: write one of {names}")))
+        }
+    }
 }
 
 /// Settings stored in a pool.
@@ -62,8 +84,8 @@ pub(crate) fn volume(
     name: &str,
     settings: &Settings,
 ) -> Result<(Volume, Subsystem), Diagnostics> {
-    let keys =
-        settings.iter().map(|(key, value)| format!("{} = {}\n", toml_text(key), toml(value)));
+    let keys = settings.iter().filter(|(key, _)| *key != COMPRESSION_KEY);
+    let keys = keys.map(|(key, value)| format!("{} = {}\n", toml_text(key), toml(value)));
     let (volume, mut subsystem) = config.pool_volume(pool, name, &keys.collect::<String>())?;
     // Namespaces would be indices of the configuration's volumes.
     subsystem.namespaces.clear();
@@ -114,6 +136,21 @@ mod tests {
 
     fn config() -> Config {
         Config::parse("f", "[volume.a]\ndevice = \"null:1GiB\"\n").unwrap()
+    }
+
+    #[test]
+    fn compression_is_a_property_of_the_pool() {
+        let given = settings(json!({"compression": "lz4", "read_only": true}));
+        assert_eq!(check_compression(&given), Ok(()));
+        let properties = to_properties(&given);
+        assert_eq!(Compression::of(&properties), Compression::Lz4);
+        assert_eq!(from_properties(&properties).unwrap(), given);
+        let (volume, _) = volume(&config(), "fast", "db", &given).unwrap();
+        assert!(volume.read_only);
+        for wrong in [json!({"compression": "gzip"}), json!({"compression": 7})] {
+            let problem = check_compression(&settings(wrong)).unwrap_err();
+            assert!(format!("{problem:?}").contains("off, lz4, zstd, auto"), "{problem:?}");
+        }
     }
 
     #[test]

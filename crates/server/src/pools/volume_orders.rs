@@ -135,6 +135,7 @@ impl Server {
         settings: &Settings,
         own: Option<usize>,
     ) -> Result<(Volume, Subsystem), Problem> {
+        settings::check_compression(settings)?;
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
@@ -309,8 +310,8 @@ impl Server {
         }
     }
 
-    /// Changes settings. Limits and allowed hosts change at once. Other settings take the volume
-    /// out of service for a moment, and so need detached hosts.
+    /// Changes settings. Limits, compression and allowed hosts change at once. Other settings take
+    /// the volume out of service for a moment, and so need detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name], None).await?;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;

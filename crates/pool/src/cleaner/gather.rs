@@ -1,0 +1,421 @@
+//! Gathering: finds the live blocks and pages of a segment, and adds them to the copies of a pass.
+//!
+//! Invariant: the live blocks of a unit are copied together or not at all, because each block that
+//! stays keeps the whole unit.
+
+use std::collections::BTreeSet;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::buf;
+
+use super::Copies;
+use super::owners::{AncestryNode, Owners};
+use super::pack::{LivePiece, Part};
+use crate::checkpoint::METADATA_LEVEL;
+use crate::compress::{Compression, decompressed};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
+use crate::manage::shared::Shared;
+use crate::map::tree::{Tree, read_page};
+use crate::ondisk::chunk::{ChunkHeader, ChunkRecord};
+use crate::ondisk::entry::MapEntry;
+use crate::ondisk::page::{FANOUT, PagePlace};
+use crate::ondisk::unit::{Codec, UnitPlace, block_of, decode_header, unit_of};
+
+/// A block or page that a chunk header names.
+#[derive(Clone, Copy)]
+pub(super) struct FoundBlock {
+    /// Source volume, level and index.
+    place: PagePlace,
+    birth: u64,
+    location: u64,
+}
+
+/// What a chunk header names at a place of the payload.
+#[derive(Clone, Copy)]
+enum Named {
+    /// A block of volumes or snapshots.
+    Block(FoundBlock),
+    /// Index of the first block of a unit, in the list of blocks.
+    Unit(usize),
+    /// A map page.
+    Page(FoundBlock),
+    /// A block or page of the metadata map.
+    Metadata(FoundBlock),
+}
+
+/// What a chunk header names, in order of the payload. The blocks of units are in a list of their
+/// own.
+struct Contents {
+    named: Vec<Named>,
+    blocks: Vec<FoundBlock>,
+}
+
+impl Copies {
+    /// True if the limits allow the piece.
+    fn has_room(&self, piece: &LivePiece) -> bool {
+        let new: BTreeSet<(u32, u64)> =
+            piece.leaves().filter(|leaf| !self.leaves.contains(leaf)).collect();
+        self.blocks + piece.live() <= self.blocks_max
+            && self.leaves.len() + new.len() <= self.leaves_max
+    }
+
+    fn count(&mut self, piece: &LivePiece) {
+        self.blocks += piece.live();
+        self.leaves.extend(piece.leaves());
+    }
+}
+
+impl Contents {
+    fn of(header: &ChunkHeader) -> Contents {
+        let mut contents = Contents { named: Vec::new(), blocks: Vec::new() };
+        let mut at = header.block + 1;
+        let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
+        for record in &header.records {
+            match record {
+                ChunkRecord::Data { volume, block, .. } => {
+                    let birth = header.sequence;
+                    for (index, location) in (*block..).zip(at..).take(record.payload_blocks()) {
+                        let place = block_of(*volume, index);
+                        contents.named.push(Named::Block(FoundBlock { place, birth, location }));
+                    }
+                }
+                ChunkRecord::Moved { volume, block, birth, .. } => {
+                    let place = block_of(*volume, *block);
+                    let found = FoundBlock { place, birth: *birth, location: at };
+                    contents.named.push(Named::Block(found));
+                }
+                ChunkRecord::Page { place, birth } => {
+                    let found = FoundBlock { place: *place, birth: *birth, location: at };
+                    contents.named.push(match (place.volume, place.level) {
+                        (0, _) => Named::Metadata(found),
+                        (_, 0) => Named::Block(found),
+                        _ => Named::Page(found),
+                    });
+                }
+                ChunkRecord::Unit { volume, block, count, stored } => {
+                    let parts = (*block..).take(usize::from(*count));
+                    let parts = parts.map(|index| (block_of(*volume, index), header.sequence));
+                    contents.unit(at, *count, *stored, parts);
+                }
+                ChunkRecord::MovedUnit { stored, parts } => {
+                    let of = |part: &ChunkRecord| match part {
+                        ChunkRecord::Moved { volume, block, birth, .. } => {
+                            (block_of(*volume, *block), *birth)
+                        }
+                        ChunkRecord::Page { place, birth } => (*place, *birth),
+                        other => unreachable!("{other:?} is no part of a unit"),
+                    };
+                    contents.unit(at, parts.len() as u8, *stored, parts.iter().map(of));
+                }
+                _ => {}
+            }
+            at += record.payload_blocks() as u64;
+        }
+        contents
+    }
+
+    fn unit(
+        &mut self,
+        at: u64,
+        blocks: u8,
+        stored: u8,
+        parts: impl Iterator<Item = (PagePlace, u64)>,
+    ) {
+        self.named.push(Named::Unit(self.blocks.len()));
+        self.blocks.extend((0..blocks).zip(parts).map(|(index, (place, birth))| {
+            let location = UnitPlace { index, blocks, stored }.location(at);
+            FoundBlock { place, birth, location }
+        }));
+    }
+
+    /// The blocks of the unit that begins here in the list.
+    fn blocks_of(&self, first: usize) -> &[FoundBlock] {
+        let blocks = self.blocks[first].unit().map_or(1, |unit| usize::from(unit.blocks));
+        &self.blocks[first..first + blocks]
+    }
+}
+
+impl FoundBlock {
+    /// Place of the block in a unit.
+    fn unit(&self) -> Option<UnitPlace> {
+        unit_of(self.location)
+    }
+
+    fn block(&self) -> u64 {
+        block_of(self.location)
+    }
+}
+
+/// A block that a map has: its top owner, and its entry in the map of this owner.
+#[derive(Clone, Copy)]
+struct Live {
+    top: AncestryNode,
+    entry: MapEntry,
+}
+
+/// Payload of a chunk, read when its first live block is found.
+type ReadPayload = Option<Vec<u8>>;
+
+impl Shared {
+    pub(super) async fn clean_segment(
+        &self,
+        segment: u32,
+        copies: &mut Copies,
+    ) -> Result<(), IoError> {
+        let layout = &self.storage.layout;
+        let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
+        let mut at = blocks.start;
+        // Follow the lengths in the headers, so that payload is never parsed as a header.
+        while at < blocks.end {
+            let header = self.storage.read_one(at).await?;
+            let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
+            let end = at + header.blocks();
+            self.clean_chunk(&header, copies).await?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {
+        let contents = Contents::of(header);
+        let mut payload = None;
+        for named in &contents.named {
+            match *named {
+                Named::Block(found) => self.copy(header, &[found], &mut payload, copies).await?,
+                Named::Unit(first) => {
+                    let blocks = contents.blocks_of(first);
+                    self.copy(header, blocks, &mut payload, copies).await?;
+                }
+                Named::Page(found) => self.move_page(found, copies).await?,
+                Named::Metadata(found) => self.move_metadata(found).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry of a map, if it has a block or page at this place.
+    async fn has(
+        &self,
+        node: &AncestryNode,
+        found: FoundBlock,
+    ) -> Result<Option<MapEntry>, IoError> {
+        let PagePlace { level, index, .. } = found.place;
+        let (storage, cache) = (&self.storage, &self.cache);
+        let entry = match level {
+            0 => node.tree.lookup(storage, cache, index).await?,
+            level => node.tree.lookup_page(storage, cache, level, index).await?,
+        };
+        Ok(Some(entry).filter(|entry| entry.location == found.location))
+    }
+
+    /// Top owner of a block or page, and the entry in the map of this owner.
+    async fn top(
+        &self,
+        found: FoundBlock,
+        owners: &Owners,
+    ) -> Result<Option<(AncestryNode, MapEntry)>, IoError> {
+        for node in owners.tops(found.place.volume, found.birth) {
+            if let Some(entry) = self.has(&node, found).await? {
+                return Ok(Some((node, entry)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Adds all owners of a block or page to the moving places; returns false if they are too many
+    /// for the next checkpoint.
+    async fn add_holders(
+        &self,
+        top: AncestryNode,
+        found: FoundBlock,
+        copies: &mut Copies,
+    ) -> Result<bool, IoError> {
+        let (storage, cache) = (&self.storage, &self.cache);
+        let (mut holders, mut pages, mut next) = (Vec::new(), BTreeSet::new(), vec![top]);
+        while let Some(node) = next.pop() {
+            let place = PagePlace { volume: node.id, ..found.place };
+            holders.push((place, found.location));
+            let mut index = place.index;
+            for level in place.level + 1..=node.tree.level {
+                index /= FANOUT as u64;
+                // Maps that share a page get the same copy.
+                let page = node.tree.lookup_page(storage, cache, level, index).await?.location;
+                if !copies.pages.contains(&page) {
+                    pages.insert(page);
+                }
+            }
+            if copies.pages.len() + pages.len() > copies.pages_max {
+                copies.skipped = true;
+                return Ok(false);
+            }
+            for child in copies.owners.children(node.id) {
+                if self.has(&child, found).await?.is_some() {
+                    next.push(child);
+                }
+            }
+        }
+        copies.pages.append(&mut pages);
+        self.state.lock().moving.places.extend(holders);
+        Ok(true)
+    }
+
+    /// The live blocks among these, without those that the next checkpoint frees because they were
+    /// overwritten since the last one.
+    async fn live(
+        &self,
+        blocks: &[FoundBlock],
+        owners: &Owners,
+    ) -> Result<[Option<Live>; UNIT_BLOCKS], IoError> {
+        let mut live = [None; UNIT_BLOCKS];
+        for (live, found) in live.iter_mut().zip(blocks) {
+            let Some((top, entry)) = self.top(*found, owners).await? else { continue };
+            let is_dead =
+                !top.is_snapshot && self.state.lock().recent(top.id, found.place.index).is_some();
+            *live = (!is_dead).then_some(Live { top, entry });
+        }
+        Ok(live)
+    }
+
+    /// Copies the live blocks among those of a unit, or a block that is stored alone.
+    async fn copy(
+        &self,
+        header: &ChunkHeader,
+        blocks: &[FoundBlock],
+        payload: &mut ReadPayload,
+        copies: &mut Copies,
+    ) -> Result<(), IoError> {
+        let live = self.live(blocks, &copies.owners).await?;
+        let Some(first) = live.iter().flatten().next() else { return Ok(()) };
+        if payload.is_none() {
+            // Writers hold memory while they wait for the cleaner, so this may not take the
+            // ordinary memory. The buffer is returned before the copies need one.
+            let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
+            *payload = Some(self.storage.read(header.block + 1, memory).await?.to_vec());
+        }
+        let at = (blocks[0].block() - header.block - 1) as usize * BLOCK_BYTES;
+        let stored = payload
+            .as_ref()
+            .and_then(|bytes| bytes.get(at..at + first.entry.stored_blocks() * BLOCK_BYTES));
+        let read = stored.and_then(|stored| verified(stored, &live));
+        let (Some((stored, codec)), Some(found)) = (read, blocks.first()) else {
+            let block = found_block(blocks, &live);
+            return self.skip_damaged(first.top.id, block, first.entry.location);
+        };
+        let unit = found.unit().map(|unit| UnitPlace { index: 0, ..unit });
+        let piece = LivePiece {
+            unit,
+            codec,
+            cold: self.cold_codec(first.top.id),
+            parts: parts(blocks, &live),
+            stored: stored.to_vec(),
+        };
+        if !copies.has_room(&piece) {
+            copies.skipped = true;
+            return Ok(());
+        }
+        for (found, live) in blocks.iter().zip(live) {
+            if let Some(Live { top, .. }) = live
+                && top.is_snapshot
+                && !self.add_holders(top, *found, copies).await?
+            {
+                return Ok(());
+            }
+        }
+        copies.count(&piece);
+        copies.packer.add(piece);
+        self.write_copies(copies, false).await
+    }
+
+    /// Codec of the cleaner for the blocks of a volume or snapshot.
+    fn cold_codec(&self, id: u32) -> Option<Codec> {
+        if !self.has_units() {
+            return None;
+        }
+        let state = self.state.lock();
+        let source = state.volume_table.volumes.get(&id)?.source();
+        let volume = state.volume_table.volumes.get(&source)?;
+        Compression::of(&volume.properties).when_cold()
+    }
+
+    /// Keeps a damaged block in place: a copy would get a new checksum, which would hide the damage
+    /// from reads.
+    fn skip_damaged(&self, volume: u32, block: u64, location: u64) -> Result<(), IoError> {
+        let device = &self.storage.device_of(location).name;
+        tracing::error!(device, location, volume, block, "block is damaged; its segment stays");
+        self.state.lock().leave_alone(self.storage.layout.segment_of(location));
+        Ok(())
+    }
+
+    async fn move_metadata(&self, found: FoundBlock) -> Result<(), IoError> {
+        let root = self.state.lock().superblock.root;
+        let tree = Tree { volume: 0, level: METADATA_LEVEL, root };
+        let PagePlace { level, index, .. } = found.place;
+        let (storage, cache) = (&self.storage, &self.cache);
+        let entry = match level {
+            0 => tree.lookup(storage, cache, index).await?,
+            level => tree.lookup_page(storage, cache, level, index).await?,
+        };
+        if entry.location == found.location {
+            if level > 0 {
+                read_page(&self.storage, &self.cache, entry, found.place).await?;
+            }
+            self.state.lock().moving.touched.insert(found.place);
+        }
+        Ok(())
+    }
+
+    async fn move_page(&self, found: FoundBlock, copies: &mut Copies) -> Result<(), IoError> {
+        let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
+        // A page that cannot be read must not fail the checkpoint, or keep it from moving other
+        // pages.
+        read_page(&self.storage, &self.cache, entry, found.place).await?;
+        if top.is_snapshot {
+            return self.add_holders(top, found, copies).await.map(drop);
+        }
+        let place = PagePlace { volume: top.id, ..found.place };
+        self.state.lock().moving.touched.insert(place);
+        Ok(())
+    }
+}
+
+/// The stored blocks and the codec of a unit, if each live block of it is whole.
+fn verified<'a>(
+    stored: &'a [u8],
+    live: &[Option<Live>; UNIT_BLOCKS],
+) -> Option<(&'a [u8], Option<Codec>)> {
+    let mut entries = live.iter().flatten().map(|live| live.entry);
+    let first = entries.next()?;
+    if !first.matches(stored) {
+        return None;
+    }
+    let Some(unit) = first.unit() else { return Some((stored, None)) };
+    // Another checksum of the same unit is damage of a map.
+    if !entries.all(|entry| entry.is_with(&first)) {
+        return None;
+    }
+    let (codec, _) = decode_header(stored, unit.blocks.into()).ok()?;
+    decompressed(stored, unit.blocks.into(), |_| ())?;
+    Some((stored, Some(codec)))
+}
+
+/// The first live block, for messages.
+fn found_block(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> u64 {
+    let mut live = blocks.iter().zip(live).filter(|(_, live)| live.is_some());
+    live.next().map_or(0, |(found, _)| found.place.index)
+}
+
+/// The parts of a piece: blocks of a unit, of which some are live.
+fn parts(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> Vec<Part> {
+    let part = |(found, live): (&FoundBlock, &Option<Live>)| {
+        let FoundBlock { place, birth, location } = *found;
+        let record = match live {
+            Some(Live { top, .. }) if !top.is_snapshot => {
+                ChunkRecord::Moved { volume: top.id, block: place.index, old: location, birth }
+            }
+            // The record of a dead block has no effect.
+            _ => ChunkRecord::Page { place, birth },
+        };
+        Part { record, live: live.map(|live| live.entry) }
+    };
+    blocks.iter().zip(live).map(part).collect()
+}

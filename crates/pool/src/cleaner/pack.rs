@@ -1,0 +1,450 @@
+//! Packing: copies of live blocks as chunks, in compressed units where they shrink. Pure.
+//!
+//! Copies are gathered in pieces, each a block that is stored alone or the live blocks of a unit,
+//! and sorted by volume and block, so that what belongs together gets into one unit and is read
+//! with one I/O. A chunk takes as much as fits its header and payload: it is as dense as one that
+//! hosts write, or cleaning would gain nothing.
+//!
+//! Invariant: a piece takes at most the blocks that it takes now, and at most one for each live
+//! block. Pieces are compressed again together only if that makes them smaller; otherwise a unit
+//! is copied as it is stored, or its live blocks alone. So hardly any unit with dead blocks is
+//! left.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::compress::{GiveUp, compressed, decompressed};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
+use crate::ondisk::checksum;
+use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
+use crate::ondisk::entry::MapEntry;
+use crate::ondisk::page::FANOUT;
+use crate::ondisk::unit::{Codec, Payload, UnitPlace};
+
+/// Stored blocks of the pieces that are sorted together: 1 MiB.
+const SORTED_BLOCKS: usize = 256;
+
+/// Live blocks of the pieces that are sorted together, which bounds their records: 96 KiB.
+const SORTED_PARTS: usize = 1024;
+
+/// Space that copies take: payload, and bytes of the headers of their chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Size {
+    payload: usize,
+    header_bytes: usize,
+}
+
+impl Size {
+    fn of(record: &ChunkRecord) -> Size {
+        Size { payload: record.payload_blocks(), header_bytes: record.header_bytes() }
+    }
+
+    fn add(&mut self, other: Size) {
+        self.payload += other.payload;
+        self.header_bytes += other.header_bytes;
+    }
+
+    /// A part of a header is worth as much of a block.
+    fn bytes(self) -> usize {
+        self.payload * BLOCK_BYTES + self.header_bytes
+    }
+}
+
+/// A block of a unit, or one that is stored alone.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// [`ChunkRecord::Moved`] of a volume, or [`ChunkRecord::Page`] of level 0 for what snapshots
+    /// have, and in the place of a dead block.
+    pub(super) record: ChunkRecord,
+    /// Its entry; `None` if it is dead.
+    pub(super) live: Option<MapEntry>,
+}
+
+/// A unit with live blocks, or a live block that is stored alone.
+pub(super) struct LivePiece {
+    /// Place of the first block of the unit.
+    pub(super) unit: Option<UnitPlace>,
+    /// How the unit is compressed.
+    pub(super) codec: Option<Codec>,
+    /// How its volume wants cold data to be compressed.
+    pub(super) cold: Option<Codec>,
+    /// All blocks of the unit, or the one.
+    pub(super) parts: Vec<Part>,
+    /// The stored blocks.
+    pub(super) stored: Vec<u8>,
+}
+
+/// How a piece is copied that is not compressed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CopyForm {
+    /// As it is stored.
+    Stored,
+    /// Each live block alone.
+    Blocks,
+}
+
+fn leaf_of(block: u64) -> u64 {
+    block / FANOUT as u64
+}
+
+fn live_entries(parts: &[Part]) -> impl Iterator<Item = MapEntry> {
+    parts.iter().filter_map(|part| part.live)
+}
+
+fn live(parts: &[Part]) -> impl Iterator<Item = (&ChunkRecord, MapEntry)> + Clone {
+    parts.iter().filter_map(|part| Some((&part.record, part.live?)))
+}
+
+fn copy(unit: Option<UnitPlace>, parts: &[Part]) -> CopyForm {
+    match unit {
+        Some(unit) if live(parts).count() <= usize::from(unit.stored) => CopyForm::Blocks,
+        _ => CopyForm::Stored,
+    }
+}
+
+fn as_stored(unit: Option<UnitPlace>, parts: &[Part]) -> ChunkRecord {
+    match unit {
+        Some(UnitPlace { stored, .. }) => {
+            let parts = parts.iter().map(|part| part.record.clone()).collect();
+            ChunkRecord::MovedUnit { stored, parts }
+        }
+        None => parts[0].record.clone(),
+    }
+}
+
+/// Space that a piece takes, unless it is compressed again.
+fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
+    match copy(unit, parts) {
+        CopyForm::Stored => Size::of(&as_stored(unit, parts)),
+        CopyForm::Blocks => {
+            let mut size = Size::default();
+            live(parts).for_each(|(record, _)| size.add(Size::of(record)));
+            size
+        }
+    }
+}
+
+impl LivePiece {
+    /// The volume that wrote its first live block, and the block there.
+    fn place(&self) -> (u32, u64) {
+        match live(&self.parts).next() {
+            Some((ChunkRecord::Moved { volume, block, .. }, _)) => (*volume, *block),
+            Some((ChunkRecord::Page { place, .. }, _)) => (place.volume, place.index),
+            other => unreachable!("{other:?} is no copy"),
+        }
+    }
+
+    /// Number of live blocks.
+    pub(super) fn live(&self) -> usize {
+        live(&self.parts).count()
+    }
+
+    /// Leaves of volumes that refer to its live blocks.
+    pub(super) fn leaves(&self) -> impl Iterator<Item = (u32, u64)> {
+        live(&self.parts).filter_map(|(record, _)| match record {
+            ChunkRecord::Moved { volume, block, .. } => Some((*volume, leaf_of(*block))),
+            _ => None,
+        })
+    }
+
+    fn is_whole(&self) -> bool {
+        self.live() == self.parts.len()
+    }
+
+    /// A block that is to stay uncompressed.
+    fn stays_plain(&self) -> bool {
+        self.unit.is_none() && self.cold.is_none()
+    }
+
+    fn key(&self) -> (u32, bool, u64) {
+        let (volume, block) = self.place();
+        (volume, self.stays_plain(), block)
+    }
+
+    /// Pieces that hosts would write as one unit.
+    fn shares_cell(&self, other: &LivePiece) -> bool {
+        let cell = |(volume, is_plain, block)| {
+            (volume, is_plain, leaf_of(block), block / UNIT_BLOCKS as u64)
+        };
+        cell(self.key()) == cell(other.key())
+    }
+
+    /// Passes its live blocks on; `None` if the unit is damaged.
+    fn contents<T>(&self, mut keep: impl FnMut(&Part, &[u8]) -> T) -> Option<Vec<T>> {
+        let mut each = |data: &[u8]| {
+            let blocks = self.parts.iter().zip(data.chunks(BLOCK_BYTES));
+            let live = blocks.filter(|(part, _)| part.live.is_some());
+            live.map(|(part, block)| keep(part, block)).collect()
+        };
+        match self.unit {
+            None => Some(each(&self.stored)),
+            Some(unit) => decompressed(&self.stored, unit.blocks.into(), each),
+        }
+    }
+}
+
+/// A copied block.
+pub(super) struct Moved {
+    /// Old location.
+    pub(super) old: u64,
+    /// New entry, whose location counts from the payload of the chunk.
+    pub(super) new: MapEntry,
+    /// Snapshots have it.
+    pub(super) shared: bool,
+}
+
+/// Copies as the content of a chunk.
+#[derive(Default)]
+pub(super) struct Packed {
+    pub(super) records: Vec<ChunkRecord>,
+    pub(super) bytes: Vec<u8>,
+    pub(super) entries: Vec<Moved>,
+    header_bytes: usize,
+}
+
+impl Packed {
+    fn payload_blocks(&self) -> usize {
+        self.bytes.len() / BLOCK_BYTES
+    }
+
+    fn has_room(&self, record: &ChunkRecord, payload_max: usize) -> bool {
+        self.payload_blocks() + record.payload_blocks() <= payload_max
+            && self.header_bytes + record.header_bytes() <= RECORD_SPACE_BYTES
+    }
+
+    fn add(&mut self, copied: Copied) {
+        let Copied { record, stored, parts } = copied;
+        let checksums: Vec<u32> = stored.chunks(BLOCK_BYTES).map(checksum).collect();
+        let mut payload = Payload::of(self.payload_blocks() as u64, 0, &checksums);
+        let new: Vec<MapEntry> = match &record {
+            ChunkRecord::MovedUnit { stored, parts } => {
+                payload.unit(parts.len() as u8, *stored).collect()
+            }
+            _ => vec![payload.block()],
+        };
+        let live = parts.iter().zip(new).filter_map(|(part, new)| Some((part, part.live?, new)));
+        self.entries.extend(live.map(|(part, old, new)| Moved {
+            old: old.location,
+            new: MapEntry { birth: old.birth, ..new },
+            shared: matches!(part.record, ChunkRecord::Page { .. }),
+        }));
+        self.bytes.extend_from_slice(&stored);
+        self.header_bytes += record.header_bytes();
+        self.records.push(record);
+    }
+}
+
+/// The stored blocks of a record, with the parts that it copies, each in a block of its own or all
+/// in one unit.
+struct Copied {
+    record: ChunkRecord,
+    stored: Vec<u8>,
+    parts: Vec<Part>,
+}
+
+/// Packs pieces into chunks.
+#[derive(Default)]
+pub(super) struct Packer {
+    /// Most payload blocks of a chunk.
+    chunk_blocks: usize,
+    pieces: Vec<LivePiece>,
+    /// Stored blocks and live blocks of the pieces.
+    gathered: (usize, usize),
+    /// Copies for the next chunks. Their payload is limited by those of the pieces and a chunk.
+    copied: VecDeque<Copied>,
+    /// Payload blocks and header bytes of these copies.
+    waiting: (usize, usize),
+    /// Weight of the dead blocks of units that were copied as they are stored.
+    held: u64,
+    /// Give-up on plain blocks that do not compress, by volume. Blocks of units did compress, so
+    /// they are always tried.
+    give_ups: BTreeMap<u32, GiveUp>,
+}
+
+impl Packer {
+    pub(super) fn new(chunk_blocks: usize) -> Packer {
+        Packer { chunk_blocks, ..Packer::default() }
+    }
+
+    /// Adds a piece. A block that stays plain is copied as it comes: nothing is gained by sorting
+    /// it.
+    pub(super) fn add(&mut self, piece: LivePiece) {
+        if piece.stays_plain() {
+            let LivePiece { parts, stored, .. } = piece;
+            return self.put(as_stored(None, &parts), stored, parts);
+        }
+        self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
+        self.gathered.1 += piece.live();
+        self.pieces.push(piece);
+        if self.gathered.0 >= SORTED_BLOCKS || self.gathered.1 >= SORTED_PARTS {
+            self.pack();
+        }
+    }
+
+    /// Payload blocks and copied blocks that are in memory, at most.
+    pub(super) fn unwritten(&self) -> (usize, usize) {
+        let parts: usize = self.copied.iter().map(|copied| copied.parts.len()).sum();
+        (self.gathered.0 + self.waiting.0, self.gathered.1 + parts)
+    }
+
+    /// Weight that dead blocks of copied units hold.
+    pub(super) fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// The next chunk, if it is full or all copies are to be written: the first copies that fit
+    /// together. It takes at most `room` payload blocks if a copy fits there, otherwise those of a
+    /// new segment.
+    pub(super) fn next(&mut self, room: usize, all: bool) -> Option<Packed> {
+        if all {
+            self.pack();
+        }
+        let is_full = self.waiting.0 >= self.chunk_blocks || self.waiting.1 >= RECORD_SPACE_BYTES;
+        if self.copied.is_empty() || !all && !is_full {
+            return None;
+        }
+        let fits = self.copied.iter().any(|copied| copied.record.payload_blocks() <= room);
+        let payload_max = if fits { self.chunk_blocks.min(room) } else { self.chunk_blocks };
+        let mut packed = Packed::default();
+        for copied in std::mem::take(&mut self.copied) {
+            if packed.has_room(&copied.record, payload_max) {
+                self.waiting.0 -= copied.record.payload_blocks();
+                self.waiting.1 -= copied.record.header_bytes();
+                packed.add(copied);
+            } else {
+                self.copied.push_back(copied);
+            }
+        }
+        Some(packed)
+    }
+
+    fn pack(&mut self) {
+        self.gathered = (0, 0);
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.sort_by_key(LivePiece::key);
+        for group in groups(&pieces) {
+            match self.compressed(group) {
+                Some((record, stored)) => {
+                    let parts = group.iter().flat_map(|piece| &piece.parts);
+                    let live = parts.filter(|part| part.live.is_some());
+                    self.put(record, stored, live.cloned().collect());
+                }
+                None if group.len() > 1 => group.iter().for_each(|piece| self.pack_alone(piece)),
+                None => self.copy(&group[0]),
+            }
+        }
+    }
+
+    /// Packs the live blocks of a unit with dead ones, which nothing else leaves.
+    fn pack_alone(&mut self, piece: &LivePiece) {
+        let alone = std::slice::from_ref(piece);
+        let packed = if piece.is_whole() { None } else { self.compressed(alone) };
+        match packed {
+            Some((record, stored)) => {
+                let live = piece.parts.iter().filter(|part| part.live.is_some());
+                self.put(record, stored, live.cloned().collect());
+            }
+            None => self.copy(piece),
+        }
+    }
+
+    /// The pieces as one unit, if that is smaller than each of them alone, or frees dead blocks.
+    fn compressed(&mut self, group: &[LivePiece]) -> Option<(ChunkRecord, Vec<u8>)> {
+        let parts = || group.iter().flat_map(|piece| live(&piece.parts));
+        if group[0].stays_plain() || !(2..=UNIT_BLOCKS).contains(&parts().count()) {
+            return None;
+        }
+        let any = |of: fn(&LivePiece) -> Option<Codec>, codec| {
+            group.iter().any(|piece| of(piece) == Some(codec))
+        };
+        let is_zstd = any(|piece| piece.codec, Codec::Zstd);
+        // What is compressed stays so whatever the setting: a full pool has no room to unpack it.
+        let wants_lz4 = any(|piece| piece.cold, Codec::Lz4);
+        let codec = if wants_lz4 && !is_zstd { Codec::Lz4 } else { Codec::Zstd };
+        if let [only] = group
+            && only.is_whole()
+            && (only.cold.is_none() || only.codec == Some(codec) || is_zstd)
+        {
+            return None;
+        }
+        let was_unit = group.iter().any(|piece| piece.unit.is_some());
+        let give_up = self.give_ups.entry(group[0].place().0).or_default();
+        if !was_unit && !give_up.tries() {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(UNIT_BLOCKS * BLOCK_BYTES);
+        for piece in group {
+            piece.contents(|_, block| bytes.extend_from_slice(block))?;
+        }
+        let stored = compressed(codec, &bytes, <[u8]>::to_vec);
+        if !was_unit {
+            give_up.count(stored.is_some());
+        }
+        let stored = stored?;
+        let parts = parts().map(|(record, _)| record.clone()).collect();
+        let record = ChunkRecord::MovedUnit { stored: (stored.len() / BLOCK_BYTES) as u8, parts };
+        let mut alone = Size::default();
+        group.iter().for_each(|piece| alone.add(size(piece.unit, &piece.parts)));
+        let packed = Size::of(&record);
+        let frees = group.iter().any(|piece| !piece.is_whole()) && packed.payload <= alone.payload;
+        (frees || packed.bytes() < alone.bytes()).then_some((record, stored))
+    }
+
+    /// Copies a piece without compressing it again.
+    fn copy(&mut self, piece: &LivePiece) {
+        if copy(piece.unit, &piece.parts) == CopyForm::Blocks {
+            let blocks = piece.contents(|part, block| (part.clone(), block.to_vec()));
+            // A unit that is damaged is not gathered.
+            if let Some(blocks) = blocks {
+                for (part, block) in blocks {
+                    self.put(part.record.clone(), block, vec![part]);
+                }
+                return;
+            }
+        }
+        let record = as_stored(piece.unit, &piece.parts);
+        self.put(record, piece.stored.clone(), piece.parts.clone());
+    }
+
+    fn put(&mut self, record: ChunkRecord, stored: Vec<u8>, parts: Vec<Part>) {
+        if let ChunkRecord::MovedUnit { .. } = &record {
+            let weight = live_entries(&parts).next().map_or(0, |entry| u64::from(entry.weight()));
+            let dead = parts.iter().filter(|part| part.live.is_none()).count() as u64;
+            self.held += dead * weight;
+        }
+        self.waiting.0 += record.payload_blocks();
+        self.waiting.1 += record.header_bytes();
+        self.copied.push_back(Copied { record, stored, parts });
+    }
+}
+
+/// Groups of sorted pieces that may become a unit each: pieces that hosts would write as one unit
+/// stay together, and few of them are joined with the next.
+fn groups(pieces: &[LivePiece]) -> Vec<&[LivePiece]> {
+    let mut groups = Vec::new();
+    let (mut first, mut at, mut live) = (0, 0, 0);
+    for cell in pieces.chunk_by(LivePiece::shares_cell) {
+        let own: usize = cell.iter().map(LivePiece::live).sum();
+        // A unit across many leaves could not be moved for snapshots that have each of them.
+        let leaf = |(volume, is_plain, block)| (volume, is_plain, leaf_of(block));
+        let joins = |first: usize| leaf(cell[0].key()) == leaf(pieces[first].key());
+        if live + own > UNIT_BLOCKS || !joins(first) {
+            groups.push(&pieces[first..at]);
+            (first, live) = (at, 0);
+        }
+        for piece in cell {
+            // Snapshots may have several versions of a block.
+            if live > 0 && live + piece.live() > UNIT_BLOCKS {
+                groups.push(&pieces[first..at]);
+                (first, live) = (at, 0);
+            }
+            (at, live) = (at + 1, live + piece.live());
+        }
+    }
+    groups.push(&pieces[first..at]);
+    groups.retain(|group| !group.is_empty());
+    groups
+}
+
+#[cfg(test)]
+#[path = "pack_tests.rs"]
+mod tests;
