@@ -78,10 +78,37 @@ pub enum ExchangeProgress {
     AwaitsFetch,
     /// The exchange has failed, and the host must fetch the reason.
     Failing(Explanation),
+    /// The host has proven that it knows its secret, and asks for a proof of this side, which has
+    /// no secret for it. The exchange has failed, and the host must fetch the reason.
+    Unprovable,
     /// The host has proven that it knows its secret.
     Authenticated,
     /// The exchange has failed, and the host knows it.
     Failed(Explanation),
+}
+
+/// Why a step failed.
+#[derive(Clone, Copy, Debug)]
+enum StepFailure {
+    /// As the host hears it.
+    Explained(Explanation),
+    /// The host wants a proof of this side, which has no secret.
+    NoOwnSecret,
+}
+
+impl StepFailure {
+    fn explanation(self) -> Explanation {
+        match self {
+            StepFailure::Explained(explanation) => explanation,
+            StepFailure::NoOwnSecret => Explanation::Failed,
+        }
+    }
+}
+
+impl From<Explanation> for StepFailure {
+    fn from(explanation: Explanation) -> StepFailure {
+        StepFailure::Explained(explanation)
+    }
 }
 
 /// Parameters selected by AUTH_Negotiate and the challenge.
@@ -100,7 +127,7 @@ enum State {
     AwaitReply(Selection),
     OweSuccess { transaction: u16, hash: Hash, response: Option<Vec<u8>>, psk: Option<Psk> },
     AwaitSuccess2 { transaction: u16, psk: Option<Psk> },
-    OweFailure { transaction: u16, explanation: Explanation },
+    OweFailure { transaction: u16, failure: StepFailure },
     Authenticated { proven: bool, psk: Option<Psk> },
     Failed(Explanation),
 }
@@ -138,7 +165,8 @@ impl ControllerExchange {
     /// the PSK is erased. Nothing happens at any other time.
     pub fn refuse(&mut self, explanation: Explanation) {
         if let State::OweSuccess { transaction, psk: Some(_), .. } = self.state {
-            self.state = State::OweFailure { transaction, explanation };
+            let failure = StepFailure::Explained(explanation);
+            self.state = State::OweFailure { transaction, failure };
         }
     }
 
@@ -149,7 +177,12 @@ impl ControllerExchange {
                 ExchangeProgress::AwaitsHost
             }
             State::OweChallenge(_) | State::OweSuccess { .. } => ExchangeProgress::AwaitsFetch,
-            State::OweFailure { explanation, .. } => ExchangeProgress::Failing(explanation),
+            State::OweFailure { failure: StepFailure::Explained(explanation), .. } => {
+                ExchangeProgress::Failing(explanation)
+            }
+            State::OweFailure { failure: StepFailure::NoOwnSecret, .. } => {
+                ExchangeProgress::Unprovable
+            }
             State::Authenticated { .. } => ExchangeProgress::Authenticated,
             State::Failed(explanation) => ExchangeProgress::Failed(explanation),
         }
@@ -184,12 +217,12 @@ impl ControllerExchange {
             }
         });
         let state = mem::replace(&mut self.state, State::Failed(Explanation::Failed));
-        let next = parsed.and_then(|message| self.next(state, message));
-        self.state =
-            next.unwrap_or_else(|explanation| State::OweFailure { transaction, explanation });
+        let next = parsed.map_err(StepFailure::from);
+        let next = next.and_then(|message| self.next(state, message));
+        self.state = next.unwrap_or_else(|failure| State::OweFailure { transaction, failure });
     }
 
-    fn next(&self, state: State, message: Message) -> Result<State, Explanation> {
+    fn next(&self, state: State, message: Message) -> Result<State, StepFailure> {
         let same = |transaction: u16| match message.transaction == transaction {
             true => Ok(()),
             false => Err(Explanation::IncorrectPayload),
@@ -218,7 +251,7 @@ impl ControllerExchange {
                 same(transaction)?;
                 Ok(State::Failed(explanation))
             }
-            _ => Err(Explanation::IncorrectMessage),
+            _ => Err(Explanation::IncorrectMessage.into()),
         }
     }
 
@@ -231,7 +264,7 @@ impl ControllerExchange {
         concatenation: u8,
         hashes: &[Hash],
         groups: &[DhGroup],
-    ) -> Result<State, Explanation> {
+    ) -> Result<State, StepFailure> {
         let concatenation = Concatenation::from_id(concatenation)
             .filter(|kind| [Concatenation::None, self.options.concatenation].contains(kind))
             .ok_or(Explanation::ConcatenationMismatch)?;
@@ -240,7 +273,7 @@ impl ControllerExchange {
         let hash = hashes.iter().copied().filter(fits).max();
         let hash = hash.ok_or(Explanation::HashNotUsable)?;
         if !groups.iter().any(|group| concatenation.fits_group(*group)) && !groups.is_empty() {
-            return Err(Explanation::ConcatenationMismatch);
+            return Err(Explanation::ConcatenationMismatch.into());
         }
         let accepted = |group: &DhGroup| {
             self.options.groups.contains(group) && concatenation.fits_group(*group)
@@ -255,14 +288,14 @@ impl ControllerExchange {
         &self.randomness.challenge[..hash.digest_bytes()]
     }
 
-    fn check_reply(&self, selection: Selection, reply: &Reply) -> Result<State, Explanation> {
+    fn check_reply(&self, selection: Selection, reply: &Reply) -> Result<State, StepFailure> {
         let Selection { transaction, hash, group, concatenation } = selection;
         if reply.response.len() != hash.digest_bytes() {
-            return Err(Explanation::IncorrectPayload);
+            return Err(Explanation::IncorrectPayload.into());
         }
         // A host that returns this side's challenge wants a response for another exchange.
         if reply.challenge.as_deref() == Some(self.challenge(hash)) {
-            return Err(Explanation::Failed);
+            return Err(Explanation::Failed.into());
         }
         let shared_secret = group
             .shared_secret(&self.randomness.exponent, &reply.public_value)
@@ -282,12 +315,12 @@ impl ControllerExchange {
             known | bool::from(expected.ct_eq(&reply.response))
         });
         if !known {
-            return Err(Explanation::Failed);
+            return Err(Explanation::Failed.into());
         }
         // With sequence number 0 the challenge only serves secure channel concatenation.
         let response = match &reply.challenge {
             Some(challenge) if reply.sequence != 0 => {
-                let secret = self.options.own_secret.as_ref().ok_or(Explanation::Failed)?;
+                let secret = self.options.own_secret.as_ref().ok_or(StepFailure::NoOwnSecret)?;
                 let question = Question { challenge, sequence: reply.sequence, ..question };
                 Some(question.controller_response(secret, names).to_vec())
             }
@@ -340,7 +373,8 @@ impl ControllerExchange {
                     next,
                 )
             }
-            &State::OweFailure { transaction, explanation } => {
+            &State::OweFailure { transaction, failure } => {
+                let explanation = failure.explanation();
                 (transaction, MessageBody::Failure1(explanation), State::Failed(explanation))
             }
             _ => return None,

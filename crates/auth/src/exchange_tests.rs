@@ -223,6 +223,19 @@ fn reflected_challenge_is_refused() {
 
 /// The reply of one exchange is not valid in the next.
 #[test]
+fn missing_controller_key_is_no_wrong_key_of_host() {
+    let mut controller = controller(vec![secret(7)], None);
+    let mut host = host(secret(7), Some(secret(8)), DhGroup::Null, Hash::Sha256);
+    controller.send(&host.negotiate());
+    let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
+    let Ok(HostStep::Reply(reply)) = host.fetched(&challenge) else { panic!("a reply") };
+    controller.send(&reply);
+    assert_eq!(controller.progress(), ExchangeProgress::Unprovable);
+    let failure = Message::parse(&controller.fetch(MESSAGE_BYTES).unwrap()).unwrap();
+    assert_eq!(failure.body, MessageBody::Failure1(Explanation::Failed));
+}
+
+#[test]
 fn replayed_reply_is_refused() {
     let mut first = controller(vec![secret(7)], None);
     let mut host = host(secret(7), None, DhGroup::Null, Hash::Sha256);

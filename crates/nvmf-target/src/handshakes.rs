@@ -25,6 +25,8 @@ pub enum FailureReason {
     NoKey,
     /// The exchange failed here.
     Refused(Explanation),
+    /// The host asks this side for a proof, and this side has no controller key.
+    NoOwnKey,
     /// The host does not trust this side: it has another key for the subsystem.
     Distrusted,
     /// The connection ended, or took too long, in the middle of the exchange.
@@ -41,8 +43,9 @@ pub enum FailureReason {
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::NoKey,
+        Self::NoOwnKey,
         Self::Refused(Explanation::Failed),
         Self::Refused(Explanation::ProtocolNotUsable),
         Self::Refused(Explanation::ConcatenationMismatch),
@@ -62,6 +65,7 @@ impl FailureReason {
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoKey => "no-key",
+            Self::NoOwnKey => "no-controller-key",
             Self::Refused(Explanation::Failed) => "wrong-key",
             Self::Refused(Explanation::ProtocolNotUsable) => "protocol",
             Self::Refused(Explanation::ConcatenationMismatch) => "concatenation",
@@ -83,6 +87,10 @@ impl std::fmt::Display for FailureReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NoKey => f.write_str("the subsystem has no key for this host"),
+            Self::NoOwnKey => f.write_str(
+                "the host asks this server for a proof, and its [host.NAME] has no \
+                 controller_key_file",
+            ),
             Self::Refused(Explanation::Failed) => f.write_str("the host has another key"),
             Self::Refused(explanation) => write!(f, "{explanation}"),
             Self::Distrusted => {
@@ -151,9 +159,11 @@ impl Handshakes {
             // No key was tried, and nothing computed. A host that tries without TLS first, or whose
             // key has not been configured yet, must not be delayed when it comes with its key.
             FailureReason::NoTls => return,
-            FailureReason::Abandoned | FailureReason::Busy | FailureReason::PskEnded => {
-                FailureKind::Unfinished
-            }
+            // With the host's key, so no guess.
+            FailureReason::NoOwnKey
+            | FailureReason::Abandoned
+            | FailureReason::Busy
+            | FailureReason::PskEnded => FailureKind::Unfinished,
             _ => FailureKind::Guess,
         };
         self.delays.lock().failed(source, kind, time::now());

@@ -281,6 +281,7 @@ impl Connection {
             (ExchangeProgress::Failing(explanation), _) => {
                 Some(FailureReason::Refused(explanation))
             }
+            (ExchangeProgress::Unprovable, _) => Some(FailureReason::NoOwnKey),
             (ExchangeProgress::Failed(_), _) => Some(FailureReason::Distrusted),
         };
         if let Some(reason) = failure
