@@ -139,10 +139,10 @@ fn states() -> Vec<(&'static str, RaceState)> {
     vec![
         ("reading", RaceState::Reading(attempt(0, vec![]))),
         ("reading back", RaceState::Reading(attempt(1, vec![own.clone()]))),
-        ("reading, last attempt", RaceState::Reading(attempt(last, vec![]))),
+        ("last reading", RaceState::Reading(attempt(last, vec![]))),
         ("writing", RaceState::Writing { attempt: attempt(0, vec![]), record: own.clone() }),
         (
-            "writing, last attempt",
+            "last writing",
             RaceState::Writing { attempt: attempt(last, vec![]), record: own.clone() },
         ),
         ("probing", RaceState::ProbingWrite { attempt: attempt(0, vec![]), record: own.clone() }),
@@ -160,24 +160,28 @@ fn named(state: &RaceState) -> String {
         RaceState::Writing { .. } => "writing".into(),
         RaceState::ProbingWrite { .. } => "probing".into(),
         RaceState::Pausing(_) => "pausing".into(),
-        RaceState::Ended(Ok(_)) => "**granted**".into(),
-        RaceState::Ended(Err(denial)) => format!("**{}**", short(denial)),
+        RaceState::Ended(Ok(_)) => "granted".into(),
+        RaceState::Ended(Err(denial)) => format!("*{}*", short(denial)),
     }
 }
 
+/// One line for each event: what follows in which states.
 fn transitions() -> String {
-    let states = states();
-    let names: Vec<&str> = states.iter().map(|(name, _)| *name).collect();
-    let mut table = format!("| event | {} |\n| --- |", names.join(" | "));
-    table += &format!("{}\n", " --- |".repeat(names.len()));
-    for (name, event) in events() {
-        let cells = states.iter().map(|(_, state)| {
+    let line = |(name, event): (&str, RaceEvent)| {
+        let mut outcomes: Vec<(String, Vec<&str>)> = Vec::new();
+        for (state_name, state) in states() {
             let (after, _) = next(state.clone(), event.clone());
-            if after == *state { String::new() } else { named(&after) }
-        });
-        table += &format!("| {name} | {} |\n", cells.collect::<Vec<_>>().join(" | "));
-    }
-    table
+            let outcome = named(&after);
+            match outcomes.iter_mut().find(|(known, _)| *known == outcome) {
+                _ if after == state => {}
+                Some((_, names)) => names.push(state_name),
+                None => outcomes.push((outcome, vec![state_name])),
+            }
+        }
+        let shown = outcomes.iter().map(|(to, names)| format!("{} → {to}", names.join(", ")));
+        format!("- **{name}**: {}\n", shown.collect::<Vec<_>>().join("; "))
+    };
+    events().into_iter().map(line).collect()
 }
 
 #[test]
@@ -190,9 +194,9 @@ fn tables_match_documentation() {
                 record is granted as it is (kept). Refused: the record is *missing*; *older* than this node has \
                 seen; *unseen* by this node while in sync; *foreign*, of another volume; *lost* to the peer; \
                 *shared*, not this node's alone; or failover is *suspended*.\n\n";
-    let middle = "\n## Steps\n\nThe columns are states, here of a source that runs without its peer. \
-                  An event that does not belong to a state changes nothing (empty). After a silence, a race \
-                  reads before it writes again: the record says who won. *silent*: no answer.\n\n";
+    let middle = "\n## Steps\n\nEach event, in bold, with the states of a source that runs without its \
+                  peer, and what follows. In other states it changes nothing. After a silence, a race reads \
+                  before it writes again: the record says who won. *silent*: no answer.\n\n";
     let text = format!("{head}{}{middle}{}", decisions(), transitions());
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, &text).expect("the documentation is writable");
