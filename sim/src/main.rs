@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     if arguments.list {
         scenarios::ALL
             .iter()
-            .for_each(|scenario| println!("{:<15}{}", scenario.name, scenario.about));
+            .for_each(|scenario| println!("{:<22}{}", scenario.name, scenario.about));
         return ExitCode::SUCCESS;
     }
     let scenarios = match chosen(&arguments.scenario) {
@@ -105,7 +105,7 @@ fn run_one(scenario: &Scenario, seeds: &Range<u64>, threads: usize) -> Summary {
         eprint!("\r\x1b[K");
     }
     println!(
-        "{:<15}{} seeds, {:.1} simulated hours, {} events, {} faults, {} answers checked, {} failures",
+        "{:<22}{} seeds, {:.1} simulated hours, {} events, {} faults, {} answers checked, {} failures",
         scenario.name,
         summary.seeds,
         summary.simulated_hours(),

@@ -26,7 +26,7 @@ use flagstone_units::{format_rate, format_size};
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
 
 /// Times of automatic failover.
-const TIMES: [&str; 1] = ["failover_after"];
+const TIMES: [&str; 2] = ["failover_after", "failover_max_lag"];
 
 pub(crate) struct RawMirror {
     place: SourceLocation,
@@ -43,6 +43,12 @@ pub(crate) struct RawMirror {
 }
 
 impl RawMirror {
+    /// Where this time is written; else where `failover` is.
+    fn place_of_time(&self, key: &str) -> &SourceLocation {
+        let written = self.failover_times.iter().find(|(written, _)| *written == key);
+        written.map_or(&self.failover, |(_, place)| place)
+    }
+
     pub(crate) fn peer_names(&self) -> impl Iterator<Item = &str> {
         self.peers.iter().map(|name| name.value.as_str())
     }
@@ -173,6 +179,7 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         ),
         failover: reader.one_of("failover", &FailoverMode::ALL, FailoverMode::name),
         failover_after: reader.time_or_default("failover_after"),
+        failover_max_lag: reader.time("failover_max_lag").map(|lag| lag.value),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
@@ -536,11 +543,7 @@ fn check_failover(
         let help = "add [arbiter] with etcd = [\"https://HOST\"] or object_store = \"s3://BUCKET\"";
         refuse("automatic failover without an arbiter", help);
     }
-    if own.mode == Mode::Async {
-        let help =
-            "write mode = \"sync\": an operator decides what an asynchronous failover may lose";
-        refuse("automatic failover of an asynchronous mirror", help);
-    }
+    check_max_lag(mirror, report);
     if mirror.peers.len() > 1 {
         let help = "name one peer: of two targets, each would conclude that it has to take over";
         refuse("automatic failover with several peers", help);
@@ -559,8 +562,42 @@ fn check_failover(
                 own.failover_after, name.value, peer.timeout
             );
             let help = "write at least the timeout, or a shorter timeout in the [peer.NAME]";
-            let after = mirror.failover_times.iter().find(|(key, _)| *key == TIMES[0]);
-            report.error(after.map_or(place, |(_, place)| place), message, help);
+            report.error(mirror.place_of_time(TIMES[0]), message, help);
         }
+    }
+}
+
+/// An asynchronous failover loses the writes that the target lacks: how many is for the operator to
+/// say. The source goes on for `failover_after` at least, whatever the target has.
+fn check_max_lag(mirror: &RawMirror, report: &Report) {
+    let own = &mirror.mirror;
+    match (own.mode, own.failover_max_lag) {
+        (Mode::Sync, Some(_)) => {
+            let message = "`failover_max_lag` has no effect in mode `sync`, which loses nothing";
+            let help = "remove it, or write mode = \"async\"";
+            report.error(mirror.place_of_time(TIMES[1]), message, help);
+        }
+        (Mode::Async, None) => {
+            let message = "automatic failover of an asynchronous mirror loses the source's last \
+                           writes: without `failover_max_lag`, any number";
+            let help = "write failover_max_lag = \"30s\" to lose at most the last 30 seconds, or \
+                        mode = \"sync\" to lose nothing";
+            report.error(&mirror.failover, message, help);
+        }
+        (Mode::Async, Some(max_lag)) if max_lag < own.failover_after => {
+            let message = format!(
+                "`failover_max_lag` ({max_lag:?}) is below `failover_after` ({:?}): a target that has \
+                 lost its source could never take over",
+                own.failover_after
+            );
+            let help = "write more than `failover_after`, by the lag of the mirror at least";
+            report.error(mirror.place_of_time(TIMES[1]), message, help);
+        }
+        (Mode::Async, Some(_)) if own.group.is_some() => {
+            let message = "automatic failover of an asynchronous consistency group";
+            let help = "write mode = \"sync\" for all of its volumes, or remove `failover`";
+            report.error(&mirror.failover, message, help);
+        }
+        (Mode::Async | Mode::Sync, _) => {}
     }
 }

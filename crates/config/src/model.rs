@@ -352,6 +352,9 @@ pub struct MirrorConfig {
     pub failover: FailoverMode,
     /// How long after its last contact the target asks the arbiter.
     pub failover_after: Duration,
+    /// Asynchronous mode: a target takes over only if it lacks no write completed earlier than this
+    /// before the source's last one.
+    pub failover_max_lag: Option<Duration>,
     /// Device of the write-intent log; `None` for the end of the volume's own device.
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.

@@ -184,7 +184,8 @@ impl Mirror {
     /// all members.
     ///
     /// # Panics
-    /// As [`Mirror::new`], and with `failover` unless there is a single peer in synchronous mode.
+    /// As [`Mirror::new`], and with `failover` unless there is a single peer: in synchronous mode, or
+    /// without a group in asynchronous mode, with [`FailoverOptions::max_lag`].
     pub fn with_failover(
         versions: LinkVersions,
         local: Replica,
@@ -192,7 +193,13 @@ impl Mirror {
         group: Option<Membership>,
         failover: Option<FailoverOptions>,
     ) -> Mirror {
-        assert!(failover.is_none() || is_pair(&peers), "automatic failover is for a pair in sync");
+        if let Some(options) = &failover {
+            let fits = is_pair(&peers, options) && (options.max_lag.is_none() || group.is_none());
+            assert!(
+                fits,
+                "automatic failover is for a pair, asynchronous only with a greatest lag"
+            );
+        }
         Mirror::build(versions, local, peers, group, failover)
     }
 
@@ -264,8 +271,9 @@ impl Mirror {
 }
 
 /// True for a single peer in synchronous mode, as automatic failover requires.
-fn is_pair(peers: &[PeerOptions]) -> bool {
-    matches!(peers, [peer] if peer.mode == Mode::Sync)
+fn is_pair(peers: &[PeerOptions], failover: &FailoverOptions) -> bool {
+    let mode = if failover.max_lag.is_some() { Mode::Async } else { Mode::Sync };
+    matches!(peers, [peer] if peer.mode == mode)
 }
 
 /// Fails the local leg when a call to its devices hangs and this lets something continue: hosts,

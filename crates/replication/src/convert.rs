@@ -64,8 +64,8 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
         PeerRequest::ZeroNewSpace { usable_bytes } => {
             wire::ReplicaRequest::ZeroNewSpace { usable_bytes }
         }
-        PeerRequest::Renew { offer, failover_after_ms } => {
-            wire::ReplicaRequest::Renew { offer: offer_to_wire(offer), failover_after_ms }
+        PeerRequest::Renew { offer, failover_after_ms, lag_ms } => {
+            wire::ReplicaRequest::Renew { offer: offer_to_wire(offer), failover_after_ms, lag_ms }
         }
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
             wire::ReplicaRequest::BadRange { offset, len, index, count }
@@ -90,6 +90,7 @@ fn offer_to_wire(offer: LossPermission) -> wire::LossPermission {
             wire::LossPermission::Recorded { revision, writer }
         }
         LossPermission::Suspended => wire::LossPermission::Suspended,
+        LossPermission::Behind => wire::LossPermission::Behind,
     }
 }
 
@@ -100,11 +101,12 @@ fn offer_from_wire(offer: wire::LossPermission) -> LossPermission {
             LossPermission::Recorded(RecordStamp { revision, writer })
         }
         wire::LossPermission::Suspended => LossPermission::Suspended,
+        wire::LossPermission::Behind => LossPermission::Behind,
     }
 }
 
 /// Codes of the answer to Replica Renew. Others mean an unknown obstacle.
-const OBSTACLES: [(u64, Option<Obstacle>); 8] = [
+const OBSTACLES: [(u64, Option<Obstacle>); 9] = [
     (0, None),
     (1, Some(Obstacle::Manual)),
     (2, Some(Obstacle::NotInSync)),
@@ -113,6 +115,7 @@ const OBSTACLES: [(u64, Option<Obstacle>); 8] = [
     (5, Some(Obstacle::RecordUnusable)),
     (6, Some(Obstacle::Inconsistent)),
     (7, Some(Obstacle::Device)),
+    (8, Some(Obstacle::Behind)),
 ];
 
 fn readiness_to_wire(obstacle: Option<Obstacle>) -> u64 {
@@ -179,8 +182,8 @@ pub(crate) fn from_wire(request: wire::ReplicaRequest) -> PeerRequest {
         wire::ReplicaRequest::ZeroNewSpace { usable_bytes } => {
             PeerRequest::ZeroNewSpace { usable_bytes }
         }
-        wire::ReplicaRequest::Renew { offer, failover_after_ms } => {
-            PeerRequest::Renew { offer: offer_from_wire(offer), failover_after_ms }
+        wire::ReplicaRequest::Renew { offer, failover_after_ms, lag_ms } => {
+            PeerRequest::Renew { offer: offer_from_wire(offer), failover_after_ms, lag_ms }
         }
         wire::ReplicaRequest::BadRange { offset, len, index, count } => {
             PeerRequest::BadRange(BadRangeReport { offset, len, index, count })

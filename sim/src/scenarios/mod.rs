@@ -43,6 +43,7 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_TLS,
     chain::CHAIN_POOL,
     chain::FAILOVER,
+    chain::FAILOVER_ASYNC,
 ];
 
 /// Finds a scenario by name.

@@ -128,7 +128,14 @@ fn failover(now: &MirrorDocument) -> String {
         }
     };
     let what = group.map_or(String::new(), |group| format!(" of group {group}"));
-    format!("  automatic failover{what}: {own}{peer}\n")
+    let lost = match failover.lag_at_takeover_ms {
+        Some(ms) => format!(
+            "  {node} has taken over: the last writes of its former source, of up to {}, may be lost\n",
+            duration(ms.div_ceil(1000) as f64)
+        ),
+        None => String::new(),
+    };
+    format!("  automatic failover{what}: {own}{peer}\n{lost}")
 }
 
 fn next(now: &MirrorDocument) -> String {

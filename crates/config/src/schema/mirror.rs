@@ -53,9 +53,11 @@ pub static MIRROR: Section = Section {
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain: `manual`: an operator chooses. `keep-serving`: this node discards its own writes if only the peer serves hosts. Set it on both nodes.";
         "failover", FAILOVER, FailoverMode::Manual.name() =>
-            "Who decides that the target takes over: an operator, or in mode `sync` and with one peer, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes, and for all volumes of a `group`.";
+            "Who decides that the target takes over: an operator, or with one peer, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes, and for all volumes of a `group`, which must be in mode `sync`.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
+        "failover_max_lag", time(1000, 60 * MINUTE_MS), "" =>
+            "`automatic`, required in mode `async`: a target that may lack older writes than this does not [take over](guides/automatic-failover.md#asynchronous-mirrors). At least `failover_after`.";
         "queue", ValueKind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: writes not yet acknowledged by the peer. At most half of `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>

@@ -52,14 +52,18 @@ fn mirror_with(key: &str, value: &str) -> String {
             "intent_log = \"memory:64MiB\", intent_log_disk_model = { latency = \"1ms\" }, "
         }
         "failover_after" => "failover = \"automatic\", ",
+        "failover_max_lag" => {
+            "mode = \"async\", failover = \"automatic\", failover_after = \"1s\", "
+        }
         _ => "mode = \"sync\", ",
     };
     let arbiter = match key.starts_with("failover_") || value == "\"automatic\"" {
         true => "[arbiter]\netcd = [\"http://10.0.0.3\"]\n",
         false => "",
     };
+    let timeout = if key == "failover_max_lag" { "timeout = \"1s\"\n" } else { "" };
     format!(
-        "{arbiter}[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"127.0.0.2\"\n\
+        "{arbiter}[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"127.0.0.2\"\n{timeout}\
          [volume.NAME]\nmirror = {{ peer = \"b\", {mode}{key} = {value} }}\ndevice = \"/a\"\n"
     )
 }

@@ -207,6 +207,9 @@ fn automatic_failover_is_refused_without_its_conditions() {
     };
     let etcd = "[arbiter]\netcd = [\"http://10.0.0.3\", \"http://etcd:2380/\"]";
     let automatic = "peer = \"b\", failover = \"automatic\"";
+    let lag = "failover_max_lag = \"4s\"";
+    let lossy = format!("{automatic}, mode = \"async\", failover_max_lag = \"5s\"");
+    assert!(Config::parse("f", &file(etcd, "", &lossy)).is_ok());
     let config = Config::parse("f", &file(etcd, "", automatic)).unwrap_or_else(|e| panic!("{e}"));
     let Some(ArbiterStore::Etcd(arbiter)) = config.arbiter else { panic!("it is configured") };
     let members: Vec<String> = arbiter.etcd.iter().map(ToString::to_string).collect();
@@ -218,7 +221,11 @@ fn automatic_failover_is_refused_without_its_conditions() {
         ("", "", automatic, "without an arbiter"),
         (etcd, "timeout = \"6s\"", automatic, "below the `timeout`"),
         (etcd, "", "peers = [\"b\", \"c\"], failover = \"automatic\"", "several peers"),
-        (etcd, "", &format!("{automatic}, mode = \"async\""), "an asynchronous mirror"),
+        (etcd, "", &format!("{automatic}, mode = \"async\""), "without `failover_max_lag`"),
+        (etcd, "", &format!("{automatic}, {lag}"), "no effect in mode `sync`"),
+        (etcd, "", &format!("{automatic}, mode = \"async\", {lag}"), "below `failover_after`"),
+        (etcd, "", &format!("{lossy}, group = \"g\""), "asynchronous consistency group"),
+        (etcd, "", "peer = \"b\", mode = \"async\", failover_max_lag = \"9s\"", "no effect"),
         (etcd, "", &format!("{automatic}, on_peer_loss = \"block\""), "on_peer_loss"),
         (etcd, "", "peer = \"b\", failover_after = \"9s\"", "no effect"),
         ("[arbiter]\netcd = [\"10.0.0.3\"]", "", automatic, "write https://"),

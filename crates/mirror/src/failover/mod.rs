@@ -16,6 +16,7 @@
 //! Without an arbiter, this module has no effect.
 
 mod fence;
+mod lag;
 mod lease;
 mod leave;
 mod maintenance;
@@ -26,6 +27,7 @@ pub(crate) mod task;
 
 use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
+use lag::TargetLag;
 pub(crate) use lease::Lease;
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
@@ -64,6 +66,9 @@ pub struct FailoverOptions {
     /// Time after its last answer to the source at which a target asks the arbiter for the role: at
     /// least the timeout of the link, and [`FAILOVER_AFTER_MIN`].
     pub failover_after: Duration,
+    /// Of an asynchronous mirror: a target takes over only with proof that it lacks no write
+    /// completed earlier than this before the source's last one. `None` in synchronous mode.
+    pub max_lag: Option<Duration>,
     /// Stops the peer's machine before this node takes over; `None` without such a command.
     pub fence: Option<SharedFence>,
 }
@@ -121,6 +126,7 @@ pub(crate) struct Failover {
     proof: Mutex<StoreProof>,
     /// Time when the source last reported a new record.
     recorded_ns: AtomicU64,
+    target_lag: TargetLag,
     fencing: Mutex<Fencing>,
     grant: Mutex<Option<Grant>>,
 }
@@ -144,6 +150,7 @@ impl Failover {
             peer_report: Mutex::default(),
             proof: Mutex::default(),
             recorded_ns: AtomicU64::new(0),
+            target_lag: TargetLag::default(),
             fencing: Mutex::default(),
             grant: Mutex::default(),
         };
@@ -299,6 +306,7 @@ impl Failover {
         asks: Option<u64>,
     ) -> impl Fn(ArbiterMark) -> ArbiterMark + Copy + use<> {
         self.withdraw_proof();
+        self.forget_lag();
         let is_automatic = self.is_automatic();
         move |before| match is_automatic {
             true => ArbiterMark { serving_right: RecordedRight::Unknown, ..before.asked_by(asks) },
@@ -328,6 +336,11 @@ pub struct FailoverStatus {
     pub peer_obstacle: Option<Obstacle>,
     /// In a consistency group: the volume that has this obstacle on the peer.
     pub peer_volume: Option<String>,
+    /// Of an asynchronous mirror: [`FailoverOptions::max_lag`].
+    pub max_lag: Option<Duration>,
+    /// On the source of an asynchronous mirror that took over: the writes that the former source
+    /// completed in at most this span before its last one may be lost.
+    pub lag_at_takeover: Option<Duration>,
     /// True if the operator has suspended automatic failover, as far as this node knows.
     pub is_suspended: bool,
     /// Last denial of the arbiter, unless it has granted since.
@@ -342,6 +355,7 @@ impl Mirror {
         let inner = self.0.arbitrating();
         let options = inner.failover.options.as_ref()?;
         let situation = inner.situation();
+        let serving = inner.lock().serving;
         let denial = inner.failover.denial.lock().clone();
         let (obstacle, volume) = inner.first_obstacle(Inner::failover_obstacle);
         let (peer_obstacle, peer_volume) = inner.first_obstacle(Inner::peer_obstacle);
@@ -350,6 +364,8 @@ impl Mirror {
             volume,
             peer_obstacle,
             peer_volume,
+            max_lag: options.max_lag,
+            lag_at_takeover: inner.failover.lag_at_takeover().filter(|_| serving),
             is_suspended: inner.local.superblock().arbiter.suspended,
             serving_right: situation.serving_right,
             mark: inner.local.superblock().arbiter,
@@ -383,8 +399,16 @@ impl Inner {
         let offer = *self.failover.offer.lock();
         let is_removed = self.local.superblock().removed;
         let is_unfenced = self.failover.fencing_has_failed();
-        let outlook =
-            Outlook { offer, denial: denial.as_ref(), is_removed, is_attached, is_unfenced };
+        let is_behind =
+            offer == Some(LossPermission::Behind) || !is_attached && self.failover.is_behind();
+        let outlook = Outlook {
+            offer,
+            denial: denial.as_ref(),
+            is_removed,
+            is_attached,
+            is_unfenced,
+            is_behind,
+        };
         obstacle(&situation, &outlook)
     }
 
@@ -420,7 +444,11 @@ impl Inner {
             // A running fencing command is not interrupted by a change of role, unless this node
             // then serves. Attempts of a source to attach are refused meanwhile.
             changes_role: state.changing_role && !self.failover.is_fencing(),
-            mark: mark.serving_right,
+            mark: match mark.serving_right {
+                // Whatever the record says, it proves nothing about the lag.
+                RecordedRight::InSync if self.failover.is_behind() => RecordedRight::Unknown,
+                serving_right => serving_right,
+            },
             revision: mark.revision,
             is_other_store: self.is_recorded_elsewhere(),
             published_until_ns: published.map(Published::compare_at_ns),
@@ -507,7 +535,7 @@ impl Inner {
     }
 
     /// Stops serving after a failure of the local leg, and hands the role to the peer of this
-    /// session, which has every acknowledged write. The peer asks the arbiter before it
+    /// session, which has every acknowledged write, or is sent it first. The peer asks the arbiter before it
     /// acknowledges a write, so this node cannot come back with old data. If the peer does not
     /// answer, it takes over by itself if it may. So it does with all volumes of a group.
     pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
@@ -558,6 +586,10 @@ impl Inner {
                 && !state.closed;
             own.session.clone().filter(|_| ready).ok_or(CommandError::NotInSync)?
         };
+        // The queue of an asynchronous peer is in memory, so nothing of it is lost.
+        if !self.catch_up(leg, session_id).await {
+            return Err(CommandError::NotInSync);
+        }
         session.flush().await.map_err(RequestError::from)?;
         let epoch = least_epoch(self.local.superblock().epoch);
         let offer =

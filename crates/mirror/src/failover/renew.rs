@@ -25,6 +25,7 @@ impl Inner {
             // Also before the record has the suspension: the peer must know of it in case it
             // becomes the source.
             (true, _) => LossPermission::Suspended,
+            (false, Some(_)) if self.is_peer_behind(state) => LossPermission::Behind,
             (false, Some(published)) => LossPermission::Recorded(published.record),
             (false, None) => LossPermission::Unrecorded { asks: self.asks(state) },
         }
@@ -59,7 +60,14 @@ pub(crate) async fn keep_renewed(
     loop {
         let sent_ns = Inner::boot_ns();
         let offer = inner.offer(&inner.lock(), session_id);
-        let request = PeerRequest::Renew { offer, failover_after_ms: inner.failover.after_ms() };
+        // After `sent_ns`, from which the lease is counted: see [`super::lag`].
+        let lag_ms = inner.peer_lag_ms();
+        // A write that fails ends the session before it leaves the queue.
+        if !inner.lock().legs[leg].is_current(session_id) {
+            return;
+        }
+        let failover_after_ms = inner.failover.after_ms();
+        let request = PeerRequest::Renew { offer, failover_after_ms, lag_ms };
         let answer = session.ask(request).await;
         let Ok(Ok(PeerReply::Renewed(report))) = answer else {
             tracing::debug!(replica = %inner.local.superblock().replica, "not renewed: {answer:?}");
@@ -75,7 +83,12 @@ pub(crate) async fn keep_renewed(
 
 impl Inner {
     /// Answers [`PeerRequest::Renew`] of the attached source.
-    pub(crate) async fn renew(&self, offer: LossPermission, failover_after_ms: u32) -> PeerAnswer {
+    pub(crate) async fn renew(
+        &self,
+        offer: LossPermission,
+        failover_after_ms: u32,
+        lag_ms: u32,
+    ) -> PeerAnswer {
         if !self.failover.is_automatic() {
             return Ok(PeerReply::Renewed(Some(Obstacle::Manual)));
         }
@@ -91,6 +104,8 @@ impl Inner {
         let before_proof = self.failover.proof();
         let proof = self.failover.change_proof(|before| match offer {
             LossPermission::Recorded(record) if in_sync && reads => before.recorded(record),
+            // The record still lists this target.
+            LossPermission::Behind if in_sync => before,
             _ => StoreProof::NotNeeded,
         });
         if proof != before_proof {
@@ -117,12 +132,17 @@ impl Inner {
                 LossPermission::Suspended => {
                     ArbiterMark { serving_right, suspended: true, ..known }
                 }
+                // Until its lag is proven, a target does not use its right: see [`super::lag`].
+                LossPermission::Behind => known,
                 LossPermission::Unrecorded { asks } => {
                     ArbiterMark { serving_right, ..known.asked_by(asks) }
                 }
             }
         };
         self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;
+        let was_behind = self.failover.is_behind();
+        let proven = (offer != LossPermission::Behind).then_some(lag_ms);
+        self.failover.note_lag(proven, failover_after_ms);
         let after_ms = u64::from(failover_after_ms);
         if self.failover.lease.set_source_after(after_ms) != after_ms {
             self.warn_about_other_time(after_ms);
@@ -132,6 +152,7 @@ impl Inner {
         let obstacle = self.failover_obstacle();
         if before.arbiter.serving_right != self.local.superblock().arbiter.serving_right
             || before_proof != proof
+            || was_behind != self.failover.is_behind()
         {
             // Wakes the task that watches the record.
             self.change(|_| {});

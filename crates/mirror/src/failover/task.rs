@@ -22,6 +22,7 @@ use flagstone_runtime::{random_u64, spawn_detached, time};
 use crate::failover::members::Attachments;
 use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
+use crate::io::memory::with_memory;
 use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::OrderProgress;
@@ -176,6 +177,10 @@ impl Inner {
     }
 
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
+        if now.takes_role() && self.failover.is_asynchronous() {
+            // A grant is for data that no power loss takes back.
+            with_memory(|| self.local.data().flush()).await.map_err(|_| Denied)?;
+        }
         let superblock = self.local.superblock();
         let (attachments, sessions) = (self.attachments(), self.sessions());
         let (peer, published) = {
@@ -402,9 +407,21 @@ impl Inner {
         if self.attachments() != attachments {
             return Ok(());
         }
+        let replica = self.local.superblock().replica;
+        let was_target = matches!(self.machine_state().role, NodeRole::Target { .. });
         let done = self.serve_granted(&members, record).await;
+        if done.is_ok()
+            && was_target
+            && let Some(lag) = self.failover.take_over_with_lag()
+        {
+            tracing::warn!(
+                %replica,
+                lag_ms = lag.as_millis(),
+                "took over from an asynchronous source: the writes that it completed last, within this \
+                 time, may be lost"
+            );
+        }
         done.map_err(|error: CommandError| {
-            let replica = self.local.superblock().replica;
             tracing::error!(%replica, "the arbiter agreed, but this node cannot serve: {error}");
             Denied
         })

@@ -201,8 +201,9 @@ impl Inner {
             return stop;
         }
         // Check all legs before changing anything, so that a refusal needs no undo.
+        let lease_ended = self.failover.lease_has_ended();
         for (index, (leg, own)) in self.legs.iter().zip(&state.legs).enumerate() {
-            if let Some(stop) = admission_barrier(leg, own, index, len, &state) {
+            if let Some(stop) = admission_barrier((leg, own, index), len, &state, lease_ended) {
                 return stop;
             }
         }
@@ -360,16 +361,22 @@ impl State {
 
 /// The reason why this leg keeps a write of `len` bytes from being admitted, if there is one.
 fn admission_barrier(
-    leg: &Leg,
-    own: &LegState,
-    index: usize,
+    (leg, own, index): (&Leg, &LegState, usize),
     len: u64,
     state: &State,
+    lease_ended: bool,
 ) -> Option<MirrorAdmission> {
     let options = leg.options();
     if own.receives_writes {
         let waits = options.mode == Mode::Sync || state.local_device_failed;
-        if waits || leg.queue().has_space(len) {
+        if waits {
+            return None;
+        }
+        // The peer may have taken over without the writes in the queue.
+        if lease_ended {
+            return Some(MirrorAdmission::Wait(state.changes));
+        }
+        if leg.queue().has_space(len) {
             return None;
         }
         return Some(match options.on_congestion {

@@ -149,11 +149,15 @@ impl WriteRequest {
         let result = self.record(inner).await;
         self.end_leg_calls(inner);
         let serving = inner.call_completed(&self.dispatch);
+        let is_queued = self.dispatch.legs.iter().any(|leg| matches!(leg, LegDispatch::Queue(..)));
         let WriteRequest { part, remote, guard, region_ref, .. } = self;
         drop((guard, region_ref));
         result?;
         if !serving {
             return Err(IoError::Unreachable);
+        }
+        if is_queued {
+            inner.await_lease().await?;
         }
         if remote.iter().filter_map(LegStatus::result).any(|result| result.is_err()) {
             // The data is written, so the blocked call keeps none of it except pieces still to

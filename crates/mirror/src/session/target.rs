@@ -260,8 +260,8 @@ impl TargetSession {
             PeerRequest::JoinGroup { session } => self.join_group(session),
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
-            PeerRequest::Renew { offer, failover_after_ms } => {
-                inner.renew(offer, failover_after_ms).await
+            PeerRequest::Renew { offer, failover_after_ms, lag_ms } => {
+                inner.renew(offer, failover_after_ms, lag_ms).await
             }
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
             PeerRequest::NewGeneration { generation } => {

@@ -43,6 +43,9 @@ named! {
         Lost = "lost",
         /// It has won, and the command that fences its peer fails.
         Unfenced = "unfenced",
+        /// Its asynchronous replica is further behind than `failover_max_lag`, or has not been attached
+        /// since its start.
+        Behind = "behind",
         /// A volume of its consistency group has no open replica there.
         Absent = "absent",
         /// The configuration names another arbiter than the one that has its record.
@@ -69,6 +72,9 @@ impl Obstacle {
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
             Obstacle::Lost => "the arbiter has decided for another node",
             Obstacle::Unfenced => "the command that fences its peer has failed",
+            Obstacle::Behind => {
+                "it is further behind its source than failover_max_lag, or has lost the proof"
+            }
             Obstacle::Absent => "it has no open replica",
             Obstacle::OtherArbiter => {
                 "the configuration names another arbiter than its record is at"
@@ -91,6 +97,8 @@ pub struct Outlook<'a> {
     pub is_attached: bool,
     /// True if the command that fences the peer has failed.
     pub is_unfenced: bool,
+    /// True for a target without proof of being close enough to its source.
+    pub is_behind: bool,
 }
 
 /// Reason why the attached peer of a source would not take over if the source were lost now.
@@ -99,6 +107,7 @@ pub const fn peer_obstacle(offer: LossPermission) -> Option<Obstacle> {
         LossPermission::Unrecorded { .. } => Some(Obstacle::NotInSync),
         LossPermission::Recorded(_) => None,
         LossPermission::Suspended => Some(Obstacle::Suspended),
+        LossPermission::Behind => Some(Obstacle::Behind),
     }
 }
 
@@ -151,6 +160,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         NodeRole::Target { .. } if situation.is_other_store && !outlook.is_attached => {
             Some(Obstacle::OtherArbiter)
         }
+        NodeRole::Target { .. } if outlook.is_behind => Some(Obstacle::Behind),
         NodeRole::Target { .. } => match (situation.mark, outlook.offer) {
             // It has not compared the record yet.
             (RecordedRight::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {

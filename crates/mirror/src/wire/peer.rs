@@ -139,6 +139,9 @@ pub enum LossPermission {
     ),
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
+    /// Nothing: the peer of an asynchronous mirror is further behind than
+    /// [`max_lag`](crate::FailoverOptions::max_lag) allows.
+    Behind,
 }
 
 /// A replica's answer to a request.
@@ -250,6 +253,9 @@ pub enum PeerRequest {
         offer: LossPermission,
         /// `failover_after` of the source, in milliseconds; not 0.
         failover_after_ms: u32,
+        /// Age of the oldest completed write that the replica lacks, in milliseconds; 0 if there is
+        /// none, and in synchronous mode.
+        lag_ms: u32,
     },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.

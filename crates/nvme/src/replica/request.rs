@@ -158,6 +158,8 @@ pub enum LossPermission {
     },
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
+    /// Nothing: the replica of an asynchronous mirror is further behind than the source allows.
+    Behind,
 }
 
 impl LossPermission {
@@ -168,6 +170,7 @@ impl LossPermission {
             LossPermission::Unrecorded { asks: Some(revision) } => (revision, 3, 0),
             LossPermission::Recorded { revision, writer } => (revision, 1, writer),
             LossPermission::Suspended => (0, 2, 0),
+            LossPermission::Behind => (0, 4, 0),
         }
     }
 
@@ -177,6 +180,7 @@ impl LossPermission {
             (revision, 3, 0) => Some(LossPermission::Unrecorded { asks: Some(revision) }),
             (1.., 1, writer) => Some(LossPermission::Recorded { revision: fields.0, writer }),
             (0, 2, 0) => Some(LossPermission::Suspended),
+            (0, 4, 0) => Some(LossPermission::Behind),
             _ => None,
         }
     }
@@ -270,6 +274,9 @@ pub enum ReplicaRequest {
         offer: LossPermission,
         /// `failover_after` of the sender, in milliseconds: 1 to [`FAILOVER_AFTER_MAX_MS`].
         failover_after_ms: u32,
+        /// Age of the oldest completed write that the replica of an asynchronous mirror lacks, in
+        /// milliseconds: at most [`LAG_MAX_MS`]; 0 if there is none.
+        lag_ms: u32,
     },
     /// Reports one range that a resync could not copy.
     BadRange {
@@ -300,6 +307,9 @@ pub enum ReplicaRequest {
 
 /// Longest `failover_after`, in milliseconds: an hour.
 pub const FAILOVER_AFTER_MAX_MS: u32 = 3_600_000;
+
+/// Longest lag in Replica Renew, in milliseconds, which also stands for longer ones.
+pub const LAG_MAX_MS: u32 = (1 << 24) - 1;
 /// Length of the answer to Replica Renew, in bytes.
 pub const READINESS_BYTES: usize = 8;
 
@@ -384,8 +394,9 @@ impl ReplicaRequest {
                 set(8, &revision.to_le_bytes());
                 set(16, &u32::from(leaves).to_le_bytes());
             }
-            ReplicaRequest::Renew { offer, failover_after_ms } => {
+            ReplicaRequest::Renew { offer, failover_after_ms, lag_ms } => {
                 let (revision, code, writer) = offer.fields();
+                let code = code | lag_ms.min(LAG_MAX_MS) << 8;
                 set(0, &revision.to_le_bytes());
                 set(8, &code.to_le_bytes());
                 set(12, &failover_after_ms.to_le_bytes());
@@ -468,13 +479,14 @@ impl ReplicaRequest {
                 )
             }
             admin::RENEW => {
-                let offer = (fields.u64(0), fields.u32(8), fields.u64(16));
+                let (code, lag_ms) = (fields.u32(8) & 0xff, fields.u32(8) >> 8);
+                let offer = (fields.u64(0), code, fields.u64(16));
                 let offer = LossPermission::of(offer).ok_or(INVALID)?;
                 let failover_after_ms = fields.u32(12);
                 if !(1..=FAILOVER_AFTER_MAX_MS).contains(&failover_after_ms) {
                     return Err(INVALID);
                 }
-                (ReplicaRequest::Renew { offer, failover_after_ms }, 24)
+                (ReplicaRequest::Renew { offer, failover_after_ms, lag_ms }, 24)
             }
             admin::HAND_OVER => (ReplicaRequest::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),

@@ -8,6 +8,7 @@ fn any_offer() -> impl Strategy<Value = LossPermission> {
     prop_oneof![
         any::<Option<u64>>().prop_map(|asks| LossPermission::Unrecorded { asks }),
         Just(LossPermission::Suspended),
+        Just(LossPermission::Behind),
         (1u64.., any::<u64>())
             .prop_map(|(revision, writer)| LossPermission::Recorded { revision, writer }),
     ]
@@ -40,9 +41,11 @@ fn any_request() -> impl Strategy<Value = ReplicaRequest> {
         any::<(u64, u64, bool)>().prop_map(|(epoch, revision, leaves)| {
             ReplicaRequest::Promote { epoch, revision, leaves }
         }),
-        (any_offer(), 1..=FAILOVER_AFTER_MAX_MS).prop_map(|(offer, failover_after_ms)| {
-            ReplicaRequest::Renew { offer, failover_after_ms }
-        }),
+        (any_offer(), 1..=FAILOVER_AFTER_MAX_MS, 0..=LAG_MAX_MS).prop_map(
+            |(offer, failover_after_ms, lag_ms)| {
+                ReplicaRequest::Renew { offer, failover_after_ms, lag_ms }
+            }
+        ),
         Just(ReplicaRequest::HandOver),
         (1u64..1 << 40)
             .prop_map(|pages| ReplicaRequest::ZeroNewSpace { usable_bytes: pages * 4096 }),
@@ -120,9 +123,14 @@ fn invalid_values_are_refused() {
         ReplicaRequest::Renew {
             offer: LossPermission::Recorded { revision: 0, writer: 1 },
             failover_after_ms: 1,
+            lag_ms: 0,
         },
-        ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: 0 },
-        ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: u32::MAX },
+        ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: 0, lag_ms: 0 },
+        ReplicaRequest::Renew {
+            offer: LossPermission::Suspended,
+            failover_after_ms: u32::MAX,
+            lag_ms: 0,
+        },
         ReplicaRequest::Attach { attach: Attach::new([0; 16], [1; 16], 1, 1, false), revision: 0 },
         ReplicaRequest::Attach { attach: Attach::new([1; 16], [1; 16], 1, 1, false), revision: 1 },
     ] {

@@ -111,6 +111,10 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
                  work, or {decide}"
             )
         }
+        Obstacle::Behind => format!(
+            "{cause}: if {node} takes {volume} over, more of the source's last writes may be lost than its \
+             failover_max_lag allows. If the source does not come back, {decide}"
+        ),
         Obstacle::NotInSync | Obstacle::Lost => format!(
             "{cause}: {node} may lack acknowledged writes, and does not serve {volume} by itself. To decide, \
              {decide}"

@@ -192,6 +192,12 @@ pub struct FailoverDocument {
     pub peer_obstacle: Option<Obstacle>,
     /// In a consistency group: the first volume with an obstacle on the peer.
     pub peer_obstacle_volume: Option<String>,
+    /// Of an asynchronous mirror: `failover_max_lag`, in milliseconds.
+    pub max_lag_ms: Option<u64>,
+    /// On the source of an asynchronous mirror that took over by itself since its start: the writes
+    /// that the former source completed in at most these milliseconds before its last one may be
+    /// lost.
+    pub lag_at_takeover_ms: Option<u64>,
     /// The operator has suspended automatic failover, as far as this node has seen.
     pub suspended: bool,
     /// Highest revision of the arbiter's record that this node has seen; 0 for none.

@@ -1,5 +1,7 @@
 //! Mirror status: the document of a mirrored volume.
 
+use std::time::Duration;
+
 use flagstone_arbiter::race::Denial;
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::session::bad_ranges::BadRange;
@@ -113,6 +115,8 @@ fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
         peer_would_win: serving && peer_obstacle.is_none(),
         peer_obstacle,
         peer_obstacle_volume: failover.peer_volume.clone().filter(|_| serving),
+        max_lag_ms: failover.max_lag.map(millis),
+        lag_at_takeover_ms: failover.lag_at_takeover.map(millis),
         suspended: failover.is_suspended,
         revision: failover.mark.revision,
         denial: failover.denial.as_ref().map(Denial::to_string),
@@ -129,6 +133,10 @@ fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
             .and_then(Fencing::failure)
             .map(ToString::to_string),
     }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn bad_range(bad: &BadRange) -> BadRangeDocument {

@@ -36,7 +36,8 @@ impl MirroredVolume {
         let arbiter = self.arbiter.borrow().clone();
         let arbiter = arbiter.filter(|_| self.config.failover == FailoverMode::Automatic)?;
         let fence = self.fence_command().map(|command| Arc::new(command) as SharedFence);
-        Some(FailoverOptions { arbiter, failover_after: self.config.failover_after, fence })
+        let (failover_after, max_lag) = (self.config.failover_after, self.config.failover_max_lag);
+        Some(FailoverOptions { arbiter, failover_after, max_lag, fence })
     }
 
     /// The command that fences the only peer, if there is one.

@@ -30,6 +30,14 @@ pub const FAILOVER: Scenario = Scenario {
     run: |seed| run(seed, &Profile { automatic: true, ..Profile::new(Mode::Sync, false) }),
 };
 
+/// As [`FAILOVER`], of an asynchronous mirror.
+pub const FAILOVER_ASYNC: Scenario = Scenario {
+    name: "failover-async",
+    about: "the asynchronous chain with an arbiter: a node that takes over by itself shows one moment \
+            of the past, at most failover_max_lag old",
+    run: |seed| run(seed, &Profile { automatic: true, ..Profile::new(Mode::Async, false) }),
+};
+
 pub(super) const VOLUME: ReplicaId = ReplicaId([7; 16]);
 /// Simulated time within which the mirror must get in sync without faults.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
@@ -63,7 +71,8 @@ fn step(cluster: &Cluster) {
     let (own, peer) = (cluster.nodes[index], cluster.nodes[1 - index]);
     let note = |text: String| cluster.world.history.note(text);
     let store = cluster.store();
-    match sim.random_between(0, 36) {
+    let last = if cluster.profile.mode == Mode::Async { 39 } else { 36 };
+    match sim.random_between(0, last) {
         0..=3 => {
             note(format!("node {index} crashes"));
             cluster.end(index, false);
@@ -147,6 +156,7 @@ fn step(cluster: &Cluster) {
             cluster.end(index, false);
             operator::restart(cluster, index);
         }
+        37.. => operator::narrow_link(cluster, sim.random_between(100_000, 500_000)),
         _ => cluster.command(index, "pause and continue", async |mirror| {
             let _ = mirror.set_desired_state(0, DesiredState::Paused).await;
             flagstone_runtime::time::sleep(Duration::from_millis(700)).await;
@@ -158,6 +168,7 @@ fn step(cluster: &Cluster) {
 fn heal(cluster: &Cluster) {
     cluster.world.history.note("the network heals");
     cluster.sim.heal_all();
+    operator::mend_link(cluster);
     cluster.store().cuts.iter().for_each(|cut| cut.set(Cut::default()));
 }
 

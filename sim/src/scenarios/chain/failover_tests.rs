@@ -10,7 +10,7 @@ use flagstone_runtime::sim::DiskFaults;
 
 use super::arbiter::Cut;
 use super::cluster::{Cluster, DATA};
-use super::failover::{FAILOVER, VOLUME};
+use super::failover::{FAILOVER, FAILOVER_ASYNC, VOLUME};
 use super::{Profile, operator};
 use crate::runner::run_seed;
 
@@ -24,6 +24,72 @@ fn automatic_failover_keeps_guarantees_and_replays() {
     for seed in (0..6).chain([93]) {
         run_seed(&FAILOVER, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
+}
+
+#[test]
+fn asynchronous_failover_is_bounded_and_replays() {
+    for seed in 0..6 {
+        run_seed(&FAILOVER_ASYNC, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// An asynchronous cluster under load, whose link is too narrow for it, and whose target is this far
+/// behind.
+fn behind_by(seed: u64, lag: Duration, prepare: impl FnOnce(&Cluster)) -> Cluster {
+    let profile = Profile { automatic: true, ..Profile::new(Mode::Async, false) };
+    let cluster = Cluster::new(seed, profile);
+    prepare(&cluster);
+    for index in 0..2 {
+        cluster.set_failover_after(index, 1500);
+        cluster.start(index);
+    }
+    cluster.start_hosts();
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    operator::narrow_link(&cluster, 200_000);
+    let is_behind = |cluster: &Cluster| {
+        let lag_us = cluster.status(0).map_or(0, |status| status.peers[0].lag_us);
+        Duration::from_micros(lag_us) > lag
+    };
+    until(&cluster, "behind", is_behind);
+    cluster
+}
+
+/// A lag of 8 s is the most that this scenario allows.
+const TOO_FAR: Duration = Duration::from_secs(9);
+
+#[test]
+fn target_that_is_too_far_behind_does_not_take_over() {
+    let cluster = behind_by(7, TOO_FAR, |_| {});
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert!(!cluster.serves(1), "{}", cluster.describe());
+    let mirror = cluster.mirror(1).expect("it is up");
+    let status = cluster.sim.block_on(async move { mirror.failover_status() });
+    assert_eq!(status.and_then(|status| status.obstacle), Some(Obstacle::Behind));
+    cluster.restart(0);
+    operator::mend_link(&cluster);
+    until(&cluster, "armed again", |cluster| is_armed(cluster, 0));
+}
+
+/// The disk of an asynchronous source fails: its queue is delivered before its peer serves, which
+/// may be further behind than a takeover would allow.
+#[test]
+fn failed_source_delivers_its_queue_first() {
+    let cluster = behind_by(7, TOO_FAR, |_| {});
+    operator::mend_link(&cluster);
+    let faults = DiskFaults { write_errors: 1.0, ..DiskFaults::default() };
+    cluster.sim.set_faults(cluster.nodes[0], DATA, faults);
+    until(&cluster, "handed over", |cluster| cluster.serves(1));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// Nodes that take over whatever they lack lose more than the scenario allows.
+#[test]
+#[should_panic(expected = "it lacks the last")]
+fn unbounded_asynchronous_failover_is_detected() {
+    let cluster = behind_by(7, TOO_FAR, Cluster::allow_any_lag);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
 }
 
 /// A cluster under load and in sync, whose nodes have these `failover_after`, in milliseconds. Node

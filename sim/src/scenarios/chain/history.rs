@@ -372,6 +372,31 @@ impl History {
     /// # Errors
     /// Two blocks that contradict each other.
     pub(super) fn check_cut(&self, content: &[u8]) -> Result<(), String> {
+        self.latest_cut(content).map(drop)
+    }
+
+    /// Checks as [`History::check_cut`], and returns how far this content is behind: the time from
+    /// the answer to the oldest write that it may lack to the start of the latest write that was
+    /// answered.
+    ///
+    /// # Errors
+    /// As [`History::check_cut`].
+    pub(super) fn lost_span(&self, content: &[u8]) -> Result<Duration, String> {
+        let latest = self.latest_cut(content)?;
+        let inner = self.inner.borrow();
+        let is_answered = |write: &&WriteCall| !write.carried && write.began > inner.era;
+        let answered = || {
+            let writes = inner.writes.iter().filter(is_answered);
+            writes.filter_map(|write| Some((write, write.answered_at?)))
+        };
+        let lost = answered().filter(|(write, _)| write.ended >= latest);
+        let oldest = lost.map(|(_, answered_at)| answered_at).min();
+        let last = answered().map(|(write, _)| write.began_at).max();
+        Ok(oldest.zip(last).map_or(Duration::ZERO, |(oldest, last)| last.since(oldest)))
+    }
+
+    /// The latest moment at which the volume may have had this content.
+    fn latest_cut(&self, content: &[u8]) -> Result<u64, String> {
         let inner = self.inner.borrow();
         let mut cuts = vec![(0, NEVER)];
         let (mut latest, mut earliest) = ((0, usize::MAX), (NEVER, usize::MAX));
@@ -401,7 +426,7 @@ impl History {
                 ));
             }
         }
-        Ok(())
+        Ok(cuts.iter().map(|(_, until)| *until).max().unwrap_or(NEVER))
     }
 
     /// Name of a block's content, for messages.

@@ -59,7 +59,7 @@ use flagstone_mirror::Mode;
 
 use crate::{Outcome, Scenario};
 use cluster::Cluster;
-pub use failover::FAILOVER;
+pub use failover::{FAILOVER, FAILOVER_ASYNC};
 
 /// Synchronous, on disks that do not fail.
 pub const CHAIN: Scenario = Scenario {

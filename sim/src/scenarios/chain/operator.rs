@@ -180,6 +180,17 @@ fn slow_link(cluster: &Cluster) {
     set_link(cluster, LinkConfig { latency: SimLatency::between_us(us, us + us / 4), ..NETWORK });
 }
 
+/// Gives the link between the nodes less bandwidth than hosts write, so that the lag grows.
+pub(super) fn narrow_link(cluster: &Cluster, bytes_per_second: u64) {
+    cluster.world.history.note(format!("the link takes {bytes_per_second} bytes/s"));
+    set_link(cluster, LinkConfig { bytes_per_second, ..NETWORK });
+}
+
+/// Makes the link between the nodes as fast as it was.
+pub(super) fn mend_link(cluster: &Cluster) {
+    set_link(cluster, NETWORK);
+}
+
 fn set_link(cluster: &Cluster, link: LinkConfig) {
     let [a, b] = cluster.nodes;
     cluster.sim.set_link(a, b, link);
@@ -298,7 +309,7 @@ pub(super) fn settle(cluster: &Cluster) {
     let sim = &cluster.sim;
     cluster.world.history.note("all faults end");
     sim.heal_all();
-    set_link(cluster, NETWORK);
+    mend_link(cluster);
     for index in 0..2 {
         repair(cluster, index);
         heal_latency(cluster, index);

@@ -125,7 +125,8 @@ impl Cluster {
             let (network, mirrors) = (self.network.clone(), self.mirrors.clone());
             let arbiter = Arc::new(Client { store: self.store.clone(), index });
             let fence: Option<SharedFence> = None;
-            let failover = Some(FailoverOptions { arbiter, failover_after: self.after, fence });
+            let failover_after = self.after;
+            let failover = Some(FailoverOptions { arbiter, failover_after, max_lag: None, fence });
             let membership = group.member(name);
             self.sim.spawn_on(node, async move {
                 let local = Replica::open(open_disk(volume), None).await.expect("a sound disk");
