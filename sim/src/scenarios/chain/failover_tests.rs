@@ -528,7 +528,8 @@ fn store_that_refuses_write_probes_gives_proof() {
 }
 
 /// A repair marks blocks only after the arbiter's record excludes the peer, which could otherwise
-/// be granted the role with bad data. It waits for at most [`EXCLUDE_MS`], and changes nothing then.
+/// be granted the role with bad data. It waits for at most [`EXCLUDE_MS`], and changes nothing
+/// then.
 #[test]
 fn repair_is_refused_while_arbiter_is_silent() {
     let cluster = started_with(7, [2000, 2000], None);
