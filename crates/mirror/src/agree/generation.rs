@@ -21,7 +21,7 @@ use crate::id::Generation;
 use crate::limits::{BASES_LEN, HISTORY_LEN};
 
 /// A bounded list of distinct generations; [`Generation::NONE`] fills the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GenerationList<const N: usize>(pub [Generation; N]);
 
 impl<const N: usize> Default for GenerationList<N> {
@@ -86,7 +86,7 @@ impl<const N: usize> GenerationList<N> {
 }
 
 /// Generation history of a replica's data, as in the table of this module.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GenerationHistory {
     /// Generation of the local data.
     pub current: Generation,

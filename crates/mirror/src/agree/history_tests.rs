@@ -2,7 +2,8 @@
 //! a write and of a resync, power failures, promotions, handshakes. The model contains the rules of
 //! [`crate::agree::generation`] and [`decide`], and tracks what hosts were promised.
 
-use std::collections::BTreeSet;
+#[expect(clippy::disallowed_types, reason = "order does not matter, and this is much faster")]
+use std::collections::HashSet;
 
 use super::*;
 use crate::id::Generation;
@@ -10,12 +11,14 @@ use crate::id::Generation;
 const REGIONS: usize = 2;
 
 /// A replica, its log on disk, and its process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Node {
     generations: GenerationHistory,
     epoch: u64,
     serving: bool,
     crashed: bool,
+    /// Has served by force since a crash.
+    served_alone: bool,
     inconsistent: bool,
     /// A generation was started since the peer was lost.
     generation_bumped: bool,
@@ -27,9 +30,16 @@ struct Node {
     durable: [u8; REGIONS],
     /// Has acknowledged a write that the other replica never had.
     alone: bool,
+    /// At a source: regions written since the last flush of a target with a volatile cache.
+    unflushed: [bool; REGIONS],
+    /// The peer was lost with unflushed writes, and no generation was started since.
+    has_unflushed: bool,
+    /// Unflushed writes may be lost here: it lost its cache, or crashed as the source, since the
+    /// replicas were last in sync or flushed.
+    failed: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Link {
     source: usize,
     out_of_sync: [bool; REGIONS],
@@ -38,12 +48,17 @@ struct Link {
     settled: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
     nodes: [Node; 2],
     link: Option<Link>,
-    /// The last version acknowledged to a host.
+    /// Writes are acknowledged from the target's volatile cache (`ack = "memory"`).
+    volatile: bool,
+    /// The last version acknowledged to a host. After failures of both nodes, only what was
+    /// flushed.
     promised: [u8; REGIONS],
+    /// The last version that a host has flushed.
+    flushed: [u8; REGIONS],
     versions: u8,
     generations: u64,
 }
@@ -64,6 +79,15 @@ struct Rules {
     store_epochs: bool,
     /// Blocks named by the target's log are copied as well.
     unite_logs: bool,
+    /// Blocks written since the last flush of a lost target are out of sync.
+    mark_unflushed: bool,
+    /// A source that lost a target with unflushed writes starts a generation before it puts its
+    /// role away.
+    bump_before_demotion: bool,
+    /// The same before a flush is acknowledged.
+    bump_before_flush: bool,
+    /// A source that serves by force after a crash may have lost unflushed writes of its target.
+    doubt_after_crash: bool,
 }
 
 const ALL: Rules = Rules {
@@ -73,6 +97,10 @@ const ALL: Rules = Rules {
     forget_old_crashes: true,
     store_epochs: true,
     unite_logs: true,
+    mark_unflushed: true,
+    bump_before_demotion: true,
+    bump_before_flush: true,
+    doubt_after_crash: true,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +115,9 @@ enum Step {
         node: usize,
         region: usize,
     },
+    /// A host's flush, of both legs.
+    Flush,
+    FlushAlone(usize),
     Disconnect,
     Crash {
         node: usize,
@@ -101,8 +132,11 @@ enum Step {
     Settle,
 }
 
-fn steps() -> Vec<Step> {
+fn steps(volatile: bool) -> Vec<Step> {
     let mut steps = vec![Step::Disconnect, Step::Handshake, Step::Adopt, Step::Settle];
+    if volatile {
+        steps.extend([Step::Flush, Step::FlushAlone(0), Step::FlushAlone(1)]);
+    }
     for region in 0..REGIONS {
         steps.extend([Step::Write(region), Step::Copy(region)]);
     }
@@ -117,7 +151,7 @@ fn steps() -> Vec<Step> {
 }
 
 impl World {
-    fn new() -> World {
+    fn new(volatile: bool) -> World {
         let node = Node {
             generations: GenerationHistory {
                 current: Generation(1),
@@ -126,6 +160,7 @@ impl World {
             epoch: 0,
             serving: false,
             crashed: false,
+            served_alone: false,
             inconsistent: false,
             generation_bumped: false,
             bits: [false; REGIONS],
@@ -133,9 +168,13 @@ impl World {
             data: [0; REGIONS],
             durable: [0; REGIONS],
             alone: false,
+            unflushed: [false; REGIONS],
+            has_unflushed: false,
+            failed: false,
         };
-        let nodes = [node; 2];
-        World { nodes, link: None, promised: [0; REGIONS], versions: 0, generations: 1 }
+        let (nodes, none) = ([node; 2], [0; REGIONS]);
+        let (promised, flushed) = (none, none);
+        World { nodes, link: None, volatile, promised, flushed, versions: 0, generations: 1 }
     }
 
     fn view(&self, node: usize) -> ReplicaView {
@@ -150,7 +189,7 @@ impl World {
             bit_bytes: 1,
             generations: node.generations,
             epoch: node.epoch,
-            serving: node.serving,
+            serving: node.serving || node.served_alone,
             crashed: node.crashed,
             inconsistent: node.inconsistent,
             dirty: (0..REGIONS).any(|region| node.bits[region] || node.active[region]),
@@ -162,17 +201,23 @@ impl World {
         self.versions
     }
 
-    fn disconnect(&mut self) {
-        if let Some(link) = self.link.take() {
-            self.nodes[link.source].generation_bumped = false;
+    fn disconnect(&mut self, rules: &Rules) {
+        let Some(link) = self.link.take() else { return };
+        let source = &mut self.nodes[link.source];
+        source.generation_bumped = false;
+        source.has_unflushed |= source.unflushed.contains(&true);
+        let unflushed = std::mem::take(&mut source.unflushed);
+        for (bit, unflushed) in source.bits.iter_mut().zip(unflushed) {
+            *bit |= unflushed && rules.mark_unflushed;
         }
     }
 
-    fn crash(&mut self, node: usize, power: bool) {
-        self.disconnect();
+    fn crash(&mut self, node: usize, power: bool, rules: &Rules) {
+        self.disconnect(rules);
         let node = &mut self.nodes[node];
+        node.failed |= node.serving || power && node.data != node.durable;
         if node.serving {
-            (node.crashed, node.serving) = (true, false);
+            (node.crashed, node.serving, node.has_unflushed) = (true, false, false);
             for region in 0..REGIONS {
                 node.bits[region] |= node.active[region];
                 node.active[region] = false;
@@ -182,6 +227,34 @@ impl World {
             node.data = node.durable;
         }
         node.durable = node.data;
+        if self.volatile && self.nodes.iter().all(|node| node.failed) {
+            for (promised, flushed) in self.promised.iter_mut().zip(self.flushed) {
+                *promised = flushed.min(*promised);
+            }
+        }
+    }
+
+    /// Everything that was acknowledged is on both replicas.
+    fn forget_failures(&mut self) {
+        for node in &mut self.nodes {
+            (node.failed, node.has_unflushed) = (false, false);
+        }
+    }
+
+    /// Starts a generation, unless there was one since the peer was lost.
+    fn bump(&mut self, node: usize, rules: &Rules) {
+        let here = &mut self.nodes[node];
+        let due = rules.bump_after_each_disconnect || here.generations.bases.is_empty();
+        if !here.generation_bumped && due {
+            self.generations += 1;
+            here.generations.bump(Generation(self.generations));
+            (here.generation_bumped, here.has_unflushed) = (true, false);
+            // Starting a generation flushes: from now on, only this leg has everything that both
+            // had.
+            if rules.flush_before_bump {
+                here.durable = here.data;
+            }
+        }
     }
 
     /// The world after a step; `None` when the step is not possible.
@@ -192,7 +265,7 @@ impl World {
                 let version = self.version();
                 let source = &mut self.nodes[link.source];
                 source.active[region] = true;
-                // The source's leg has a volatile cache; writes to the target are durable.
+                // The source's leg has a volatile cache.
                 source.data[region] = version;
                 if !link.settled {
                     // Until the resync ends, only the source's leg keeps the promise, which flushes
@@ -200,7 +273,11 @@ impl World {
                     self.nodes[link.source].durable[region] = version;
                 }
                 let target = &mut self.nodes[1 - link.source];
-                (target.data[region], target.durable[region]) = (version, version);
+                target.data[region] = version;
+                if !self.volatile {
+                    target.durable[region] = version;
+                }
+                self.nodes[link.source].unflushed[region] = self.volatile;
                 self.promised[region] = version;
             }
             Step::HalfWrite { region, leg } => {
@@ -209,35 +286,49 @@ impl World {
                 self.nodes[link.source].active[region] = true;
                 self.nodes[leg].data[region] = version;
                 self.nodes[leg].durable[region] = version;
-                self.crash(link.source, false);
+                self.crash(link.source, false, rules);
             }
             Step::WriteAlone { node, region } => {
                 if self.link.is_some() || !self.nodes[node].serving {
                     return None;
                 }
                 let version = self.version();
+                self.bump(node, rules);
                 let here = &mut self.nodes[node];
-                let due = rules.bump_after_each_disconnect || here.generations.bases.is_empty();
-                if !here.generation_bumped && due {
-                    self.generations += 1;
-                    here.generations.bump(Generation(self.generations));
-                    here.generation_bumped = true;
-                    // Starting a generation flushes: from now on, only this leg has everything that
-                    // both had.
-                    if rules.flush_before_bump {
-                        here.durable = here.data;
-                    }
-                }
                 here.bits[region] = true;
                 (here.data[region], here.durable[region]) = (version, version);
                 here.alone = true;
-                self.promised[region] = version;
+                (self.promised[region], self.flushed[region]) = (version, version);
+            }
+            Step::Flush => {
+                let link = self.link.filter(|link| link.settled)?;
+                for node in &mut self.nodes {
+                    node.durable = node.data;
+                }
+                self.nodes[link.source].unflushed = [false; REGIONS];
+                self.flushed = self.promised;
+                self.forget_failures();
+            }
+            Step::FlushAlone(node) => {
+                if self.link.is_some() || !self.nodes[node].serving {
+                    return None;
+                }
+                if self.nodes[node].has_unflushed && rules.bump_before_flush {
+                    self.bump(node, rules);
+                    self.nodes[node].alone = true;
+                }
+                let here = &mut self.nodes[node];
+                here.durable = here.data;
+                for region in 0..REGIONS {
+                    let kept = here.data[region].min(self.promised[region]);
+                    self.flushed[region] = self.flushed[region].max(kept);
+                }
             }
             Step::Disconnect => {
                 self.link?;
-                self.disconnect();
+                self.disconnect(rules);
             }
-            Step::Crash { node, power } => self.crash(node, power),
+            Step::Crash { node, power } => self.crash(node, power, rules),
             Step::Promote(node) => {
                 if self.link.is_some() || self.nodes[node].serving || self.nodes[node].inconsistent
                 {
@@ -247,8 +338,17 @@ impl World {
                 if here.crashed && here.generations.bases.is_empty() {
                     // Only by force: the peer may have data that this replica lost in a power
                     // failure.
+                    here.served_alone = self.volatile;
+                    here.has_unflushed |= self.volatile && rules.doubt_after_crash;
                     for region in 0..REGIONS {
                         self.promised[region] = self.promised[region].min(here.data[region]);
+                    }
+                }
+                if self.volatile && here.failed {
+                    // It lost its cache, and the operator did not wait for the source.
+                    for region in 0..REGIONS {
+                        let kept = here.data[region].max(self.flushed[region]);
+                        self.promised[region] = self.promised[region].min(kept);
                     }
                 }
                 (here.serving, here.generation_bumped) = (true, false);
@@ -258,8 +358,12 @@ impl World {
                 if self.link.is_some() || !self.nodes[node].serving {
                     return None;
                 }
+                if self.nodes[node].has_unflushed && rules.bump_before_demotion {
+                    self.bump(node, rules);
+                    self.nodes[node].alone = true;
+                }
                 let node = &mut self.nodes[node];
-                node.serving = false;
+                (node.serving, node.has_unflushed) = (false, false);
                 // Nothing is in flight and everything is flushed, so the log names only bits.
                 node.active = [false; REGIONS];
                 node.durable = node.data;
@@ -282,7 +386,10 @@ impl World {
                 let current = self.nodes[source].generations.current;
                 let target = &mut self.nodes[1 - source];
                 target.generations.adopt(current);
+                // Both are flushed first.
+                target.durable = target.data;
                 (target.inconsistent, target.crashed) = (false, false);
+                target.served_alone = false;
                 target.bits = [false; REGIONS];
                 self.nodes[source].alone = false;
             }
@@ -293,7 +400,8 @@ impl World {
                 let source = &mut self.nodes[link.source];
                 source.generations.settle();
                 source.bits = [false; REGIONS];
-                source.crashed = false;
+                (source.crashed, source.served_alone) = (false, false);
+                self.forget_failures();
             }
         }
         Some(self)
@@ -328,8 +436,10 @@ impl World {
             // Before a write is admitted: an old crash must not influence the next handshake.
             for node in &mut self.nodes {
                 node.crashed &= !rules.forget_old_crashes;
+                node.served_alone &= !rules.forget_old_crashes;
                 node.generations.settle();
             }
+            self.forget_failures();
         }
         if out_of_sync != [false; REGIONS] {
             // The source flushes first. Blocks that it loses in a power failure can be restored
@@ -404,15 +514,16 @@ impl std::fmt::Display for World {
             write!(f, "epoch {epoch} serving {serving} crashed {crashed} ")?;
             writeln!(f, "inconsistent {inconsistent} bumped {generation_bumped} alone {alone}")?;
         }
-        write!(f, "promised {:?} {:?}", self.promised, self.link)
+        write!(f, "promised {:?} flushed {:?} {:?}", self.promised, self.flushed, self.link)
     }
 }
 
+#[expect(clippy::disallowed_types, reason = "see its import")]
 /// The number of distinct worlds reachable in `depth` steps, or the first broken promise.
-fn explore(depth: usize, rules: &Rules) -> Result<usize, String> {
-    let steps = steps();
-    let mut seen = BTreeSet::from([World::new()]);
-    let mut edge = vec![(World::new(), Vec::new())];
+fn explore(depth: usize, volatile: bool, rules: &Rules) -> Result<usize, String> {
+    let steps = steps(volatile);
+    let mut seen = HashSet::from([World::new(volatile)]);
+    let mut edge = vec![(World::new(volatile), Vec::new())];
     for _ in 0..depth {
         let mut next = Vec::new();
         for (world, path) in edge {
@@ -435,7 +546,7 @@ fn explore(depth: usize, rules: &Rules) -> Result<usize, String> {
 
 #[test]
 fn histories_keep_guarantees_and_detect_split_brain() {
-    let worlds = explore(12, &ALL).unwrap_or_else(|broken| panic!("{broken}"));
+    let worlds = explore(12, false, &ALL).unwrap_or_else(|broken| panic!("{broken}"));
     assert!(worlds > 200_000, "only {worlds} worlds were seen");
 }
 
@@ -450,7 +561,28 @@ fn each_rule_is_necessary() {
         Rules { unite_logs: false, ..ALL },
     ];
     for rules in without {
-        let found = explore(12, &rules);
+        let found = explore(12, false, &rules);
+        assert!(found.is_err(), "nothing breaks with {rules:?}");
+    }
+}
+
+/// Power loss of a target that has acknowledged writes from memory.
+#[test]
+fn histories_of_volatile_targets_keep_guarantees() {
+    let worlds = explore(9, true, &ALL).unwrap_or_else(|broken| panic!("{broken}"));
+    assert!(worlds > 100_000, "only {worlds} worlds were seen");
+}
+
+#[test]
+fn each_rule_for_volatile_targets_is_necessary() {
+    let without = [
+        Rules { mark_unflushed: false, ..ALL },
+        Rules { bump_before_demotion: false, ..ALL },
+        Rules { bump_before_flush: false, ..ALL },
+        Rules { doubt_after_crash: false, ..ALL },
+    ];
+    for rules in without {
+        let found = explore(9, true, &rules);
         assert!(found.is_err(), "nothing breaks with {rules:?}");
     }
 }

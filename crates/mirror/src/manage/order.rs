@@ -377,6 +377,8 @@ impl Inner {
                 done?;
             }
             Action::AskForRole(leg) => self.ask_for_role(leg).await?,
+            // Without a new generation: each replica has all acknowledged writes until the next
+            // write, or the loss of queued ones, begins one.
             Action::MarkAll(leg) => {
                 self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
                 self.local.persist_marks().await.map_err(RoleError::Io)?;

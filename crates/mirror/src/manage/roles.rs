@@ -208,6 +208,8 @@ impl Inner {
         self.local.begin_use(promote).await?;
         self.load_out_of_sync();
         let Superblock { replica, epoch, .. } = self.local.superblock();
+        // Which writes peers had only in memory is not known any more.
+        let doubts = alone && self.local.superblock().flags.served_alone;
         let overtaken = self.change(|state| {
             state.role = ReplicaRole::Source;
             if state.promised > 0 {
@@ -218,6 +220,7 @@ impl Inner {
             for leg in &mut state.legs {
                 if !leg.receives_writes {
                     leg.generation_bumped = parts;
+                    leg.has_unflushed |= doubts;
                 }
                 // Peers may be waiting: from now on, this is the current data.
                 leg.reconnect_requests += 1;

@@ -15,6 +15,7 @@ use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout};
 use flagstone_mirror::ondisk::superblock::Superblock;
 
 use super::MirroredVolume;
+use super::overwrite_check::{data_behind_zeroes, data_under_log};
 use flagstone_config as config;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_stack::{OpenError, OpenOptions, layered, open_device};
@@ -49,8 +50,7 @@ impl From<ReplicaError> for MirrorFailure {
             ReplicaError::DataTooSmall | ReplicaError::LogTooSmall => ": make it larger",
             ReplicaError::ForeignLog { .. } => {
                 ": give each replica its own log; if no replica needs the log there, delete its file, \
-                 or overwrite the first MiB of its device with zeroes: everything is then compared \
-                 or copied"
+                 or overwrite all of its device with zeroes: everything is then compared or copied"
             }
             _ => "",
         };
@@ -181,14 +181,23 @@ impl MirroredVolume {
             Ok(log) => log,
             Err(why) => return Ok(self.not_opened(true, Some(why))),
         };
+        if let Some(log) = &log {
+            let found = data_behind_zeroes(log).await.map_err(ReplicaError::Io)?;
+            if let Some(what) = found {
+                return Ok(self.not_opened(true, Some(self.log_device_in_use(&what))));
+            }
+        }
         let opened = Replica::open(self.leg.clone(), log.clone()).await;
         if let Err(ReplicaError::LogMoved) = opened {
             let why = self.log_was_moved(&superblock.log_place);
             return Ok(self.not_opened(true, Some(why)));
         }
         if let (Err(ReplicaError::LogDeviceInUse), Some(log)) = (&opened, &log) {
-            let why = self.log_device_in_use(log).await;
-            return Ok(self.not_opened(true, Some(why)));
+            let what = match data_under_log(log).await {
+                Ok(found) => found.unwrap_or_default(),
+                Err(error) => format!("some of it cannot be read ({error})"),
+            };
+            return Ok(self.not_opened(true, Some(self.log_device_in_use(&what))));
         }
         let replica = opened?;
         *self.log.borrow_mut() = log;

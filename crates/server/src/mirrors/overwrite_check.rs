@@ -63,21 +63,28 @@ impl MirroredVolume {
     }
 
     /// Advice about the log device of an existing replica that holds other data.
-    pub(super) async fn log_device_in_use(&self, log: &SharedDevice) -> String {
+    pub(super) fn log_device_in_use(&self, what: &str) -> String {
         let (name, Some(spec)) = (&self.name, &self.log_spec()) else {
             return "the device of the write-intent log holds something else".to_owned();
-        };
-        let what = match beginning(log).await {
-            Ok((begin, size_bytes)) => contents(&begin, size_bytes).unwrap_or_default(),
-            Err(error) => format!("some of it cannot be read ({error})"),
         };
         let wipe = wipe_hint(spec);
         format!(
             "`intent_log` of volume `{name}` names {spec}, and what is there is no write-intent log: {what}. \
-             What is taken is the log of this replica, or a device whose first MiB is zero. If that is the \
-             wrong device, correct the configuration; if what is there is not needed, {wipe}: a new log is \
-             created, and everything compared or copied"
+             What is taken is the log of this replica, or a zeroed device. If that is the wrong device, \
+             correct the configuration; if what is there is not needed, {wipe}: a new log is created, and \
+             everything compared or copied"
         )
+    }
+}
+
+/// Data of the log device of an existing replica behind a first MiB of zeroes, where the replica
+/// would create a log. It does not judge the rest of the device.
+pub(super) async fn data_behind_zeroes(log: &SharedDevice) -> Result<Option<String>, IoError> {
+    // The replica judges unreadable parts.
+    let Ok((begin, _)) = beginning(log).await else { return Ok(None) };
+    match begin.iter().all(|byte| *byte == 0) {
+        true => data_under_log(log).await,
+        false => Ok(None),
     }
 }
 
@@ -94,10 +101,7 @@ pub(super) async fn data_under_log(device: &SharedDevice) -> Result<Option<Strin
 
 /// Advice about a device that is to receive a log and holds `what`.
 pub(super) fn would_overwrite(spec: &DeviceSpec, what: &str) -> String {
-    let wipe = match spec {
-        DeviceSpec::Path(path) if path.is_file() => "remove it",
-        _ => "write zeroes over all of it (blkdiscard --zeroout)",
-    };
+    let wipe = wipe_hint(spec);
     format!(
         "the write-intent log on {spec} would overwrite what is there, which is no log: {what}; if it is \
          not needed, {wipe}"
@@ -107,7 +111,7 @@ pub(super) fn would_overwrite(spec: &DeviceSpec, what: &str) -> String {
 fn wipe_hint(spec: &DeviceSpec) -> &'static str {
     match spec {
         DeviceSpec::Path(path) if path.is_file() => "remove it",
-        _ => "write zeroes over its first MiB",
+        _ => "write zeroes over all of it (blkdiscard --zeroout)",
     }
 }
 

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use flagstone_arbiter::StoreId;
 use flagstone_mirror::Mode;
+use flagstone_mirror::limits::EXCLUDE_MS;
+use flagstone_mirror::session::verify::VerifyError;
 use flagstone_mirror::state::machine::NodeRole;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_runtime::sim::DiskFaults;
+use flagstone_runtime::time;
 
 use super::arbiter::Cut;
 use super::cluster::{Cluster, DATA};
@@ -588,4 +591,41 @@ fn store_that_refuses_write_probes_gives_proof() {
     assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));
     store.read_only[1].set(false);
     until(&cluster, "compared", |cluster| obstacle(cluster, 1).is_none());
+}
+
+/// A repair marks blocks only after the arbiter's record excludes the peer, which could otherwise
+/// be granted the role with bad data. It waits for at most [`EXCLUDE_MS`], and changes nothing
+/// then.
+#[test]
+fn repair_is_refused_while_arbiter_is_silent() {
+    let cluster = started_with(7, [2000, 2000], None);
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    cluster.sim.poke(cluster.nodes[1], DATA, 0, &[1]);
+    let repair = || {
+        let mirror = cluster.mirror(0).expect("it is up");
+        let repairing = cluster.sim.spawn_on(cluster.nodes[0], async move {
+            let begun = time::now();
+            let report = mirror.verify(0, None, true, |_| {}).await;
+            (report.map(|report| report.differing_bytes), time::now().since(begun))
+        });
+        cluster.sim.block_on(repairing).expect("the task is not aborted")
+    };
+    let shown = || [0, 1].map(|index| cluster.data(index)[0]);
+    let generation = || cluster.superblock(0).expect("a replica").current;
+    let before = generation();
+    cluster.store().cuts[0].set(EVERYTHING);
+    let (refused, took) = repair();
+    assert_eq!(refused, Err(VerifyError::Arbiter));
+    let limit = Duration::from_millis(EXCLUDE_MS);
+    assert!(took >= limit && took < limit + Duration::from_secs(1), "{took:?}");
+    // The session that follows copies nothing, and the source goes on.
+    cluster.sim.run_for(Duration::from_secs(10));
+    assert_eq!((shown(), generation(), cluster.active()), ([0, 1], before, Some(0)));
+    cluster.store().cuts[0].set(Cut::default());
+    cluster.sim.run_for(Duration::from_secs(20));
+    let (repaired, _) = repair();
+    assert_eq!(repaired, Ok(4096));
+    cluster.sim.run_for(Duration::from_secs(10));
+    assert_eq!((shown(), cluster.active()), ([0, 0], Some(0)));
+    assert_ne!(generation(), before);
 }

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::limits::QUEUE_DELIVERY_MS;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::{PeerRefusal, PeerRequest};
@@ -163,6 +164,30 @@ fn write_that_the_target_lost_survives_a_stop() {
             pair.becomes_in_sync(0);
             assert_eq!(pair.read(0, 3), 2, "seed {seed}, stops {stops}");
         }
+    }
+}
+
+/// Regression: a crashed source was forced to serve, and acknowledged a flush without recording
+/// that its target, which had lost a write from memory, was out of date. The target was forced too,
+/// and its older data was then preferred.
+#[test]
+fn flush_of_forced_source_survives_forced_target() {
+    for seed in 0..4 {
+        let pair = Pair::new(seed, |peer| peer.ack = Ack::Memory);
+        pair.write(0, 3, 1).expect("both are there");
+        pair.sim.run_for(Duration::from_secs(2));
+        pair.write(0, 3, 2).expect("both are there");
+        pair.end(1, true);
+        pair.end(0, false);
+        pair.restart(0);
+        pair.on(0, |mirror| async move { mirror.failover().await }).expect("by force");
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("a sound disk");
+        pair.cut();
+        pair.restart(1);
+        pair.on(1, |mirror| async move { mirror.failover().await }).expect("by force");
+        pair.network().heal();
+        pair.sim.run_for(Duration::from_secs(10));
+        assert_eq!(pair.leg(0)[3 * BLOCK as usize], 2, "seed {seed}");
     }
 }
 

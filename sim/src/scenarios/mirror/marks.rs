@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::session::bad_ranges::BadRangeCause;
-use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{Mode, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
@@ -394,4 +394,67 @@ fn verify_repairs_unreadable_blocks_of_either_leg() {
             assert_eq!(pair.read(failing, number), 1 + number as u8);
         }
     }
+}
+
+/// A broken mirror whose source was not written to since: both replicas have one generation, so
+/// that either may be copied to the other. Each has all acknowledged writes, unlike a peer that a
+/// repair marks, so `break` needs no new generation.
+#[test]
+fn broken_mirror_without_later_writes_loses_nothing() {
+    for (power, promoted) in [(false, false), (true, false), (false, true), (true, true)] {
+        for seed in 0..4 {
+            let pair = Pair::new(seed, |_| {});
+            pair.write(0, 9, 5).expect("both are there");
+            desire(&pair, DesiredState::Detached);
+            pair.end(0, power);
+            let mut kept = 5;
+            if promoted {
+                pair.on(1, |mirror| async move { mirror.failover().await }).expect("in sync");
+                kept = 6;
+                pair.write(1, 9, kept).expect("it serves");
+            }
+            pair.restart(0);
+            pair.sim.run_for(Duration::from_secs(2));
+            desire(&pair, DesiredState::Connected);
+            let source = serving(&pair);
+            pair.becomes_in_sync(source);
+            assert_eq!(leg_byte(&pair, 0, 9), kept, "power {power}, promoted {promoted}");
+        }
+    }
+}
+
+/// An asynchronous source whose mirror is broken has acknowledged writes that the target lacks. It
+/// records that before the order ends, so that a crash does not make the target look current.
+#[test]
+fn broken_asynchronous_mirror_keeps_queued_writes() {
+    for power in [false, true] {
+        for seed in 0..4 {
+            let pair = Pair::new(seed, |peer| peer.mode = Mode::Async);
+            pair.write(0, 9, 4).expect("both are there");
+            pair.sim.run_for(Duration::from_secs(2));
+            pair.network().set_slow(Duration::from_millis(200));
+            pair.write(0, 9, 5).expect("it is queued");
+            pair.on(0, |mirror| async move { mirror.flush().await }).expect("a sound disk");
+            desire(&pair, DesiredState::Detached);
+            pair.end(0, power);
+            pair.network().set_slow(Duration::ZERO);
+            pair.restart(0);
+            pair.sim.run_for(Duration::from_secs(2));
+            desire(&pair, DesiredState::Connected);
+            let source = serving(&pair);
+            pair.becomes_in_sync(source);
+            assert_eq!(leg_byte(&pair, 0, 9), 5, "power {power}, seed {seed}");
+        }
+    }
+}
+
+fn desire(pair: &Pair, desired: DesiredState) {
+    pair.on(0, move |mirror| async move { mirror.set_desired_state(0, desired).await })
+        .expect("it is the source");
+}
+
+/// The node that serves within ten seconds.
+fn serving(pair: &Pair) -> usize {
+    pair.sim.run_for(Duration::from_secs(10));
+    pair.active()[0]
 }

@@ -301,13 +301,15 @@ fn opening_replica_does_not_overwrite_other_data() {
             (4086, b"SWAPSPACE2", "the signature of swap at byte 4086"),
             (0x1_0040, b"_BHRfS_M", "the signature of btrfs at byte 65600"),
             (512, b"EFI PART", "the signature of GPT at byte 512"),
+            // Regression: data behind a first MiB of zeroes was overwritten.
+            (3 << 19, b"data", "byte 1572864"),
         ] {
             let mut precious = vec![0; 2 << 20];
             precious[at..at + bytes.len()].copy_from_slice(bytes);
             std::fs::write(&other, &precious).unwrap();
             let node = begin(&other).await;
             let missing = node.mirrored.missing().expect("it is not to be overwritten");
-            let accepted = "the log of this replica, or a device whose first MiB is zero";
+            let accepted = "the log of this replica, or a zeroed device";
             for part in
                 [&other, "`intent_log` of volume `db`", found, accepted, "correct the", "remove it"]
             {
