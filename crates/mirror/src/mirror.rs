@@ -184,8 +184,8 @@ impl Mirror {
     /// all members.
     ///
     /// # Panics
-    /// As [`Mirror::new`], and with `failover` unless there is a single peer: in synchronous mode, or
-    /// without a group in asynchronous mode, with [`FailoverOptions::max_lag`].
+    /// As [`Mirror::new`], and with `failover` unless there is a single peer: in synchronous mode,
+    /// or without a group in asynchronous mode, with [`FailoverOptions::max_lag`].
     pub fn with_failover(
         versions: LinkVersions,
         local: Replica,

@@ -535,9 +535,9 @@ impl Inner {
     }
 
     /// Stops serving after a failure of the local leg, and hands the role to the peer of this
-    /// session, which has every acknowledged write, or is sent it first. The peer asks the arbiter before it
-    /// acknowledges a write, so this node cannot come back with old data. If the peer does not
-    /// answer, it takes over by itself if it may. So it does with all volumes of a group.
+    /// session, which has every acknowledged write, or is sent it first. The peer asks the arbiter
+    /// before it acknowledges a write, so this node cannot come back with old data. If the peer
+    /// does not answer, it takes over by itself if it may. So it does with all volumes of a group.
     pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
         let left = self.change(|state| {
             let serving = state.serving;

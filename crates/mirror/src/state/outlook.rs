@@ -43,8 +43,8 @@ named! {
         Lost = "lost",
         /// It has won, and the command that fences its peer fails.
         Unfenced = "unfenced",
-        /// Its asynchronous replica is further behind than `failover_max_lag`, or has not been attached
-        /// since its start.
+        /// Its asynchronous replica is further behind than `failover_max_lag`, or has not been
+        /// attached since its start.
         Behind = "behind",
         /// A volume of its consistency group has no open replica there.
         Absent = "absent",

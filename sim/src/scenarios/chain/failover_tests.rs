@@ -36,8 +36,8 @@ fn asynchronous_failover_is_bounded_and_replays() {
     }
 }
 
-/// An asynchronous cluster under load, whose link is too narrow for it, and whose target is this far
-/// behind.
+/// An asynchronous cluster under load, whose link is too narrow for it, and whose target is this
+/// far behind.
 fn behind_by(seed: u64, lag: Duration, prepare: impl FnOnce(&Cluster)) -> Cluster {
     let profile = Profile { automatic: true, ..Profile::new(Mode::Async, false) };
     let cluster = Cluster::new(seed, profile);
