@@ -56,6 +56,7 @@ pub(crate) struct RawServer {
     pub(crate) api_tls: Option<RawApiTls>,
     pub(crate) metrics: Option<Located<Option<SocketAddr>>>,
     pub(crate) state: Option<Located<PathBuf>>,
+    pub(crate) watchdog: Option<Located<PathBuf>>,
     pub(crate) nvme: Nvme,
     pub(crate) nbd: Nbd,
 }
@@ -524,6 +525,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ConfiguredListener>>) -> Se
         api_tls: raw.api_tls.and_then(RawApiTls::finish),
         metrics: raw.metrics.and_then(|metrics| metrics.value),
         state: raw.state.map(|state| state.value),
+        watchdog: raw.watchdog.map(|path| path.value),
         nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
         nbd: raw.nbd,
     }

@@ -1,6 +1,7 @@
 //! Reader of `mirror = { … }` and `[peer.NAME]`, and the checks across mirrors and peers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use flagstone_mirror::limits::GROUP_MEMBERS_MAX;
 use flagstone_mirror::{
@@ -24,6 +25,9 @@ use crate::uri::{HostPort, parse_authority};
 use flagstone_units::{format_rate, format_size};
 
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
+
+/// Shortest `failover_after` with a watchdog, whose time-out of whole seconds is below.
+const WATCHDOG_AFTER_MIN: Duration = Duration::from_secs(2);
 
 /// Times of automatic failover.
 const TIMES: [&str; 2] = ["failover_after", "failover_max_lag"];
@@ -297,6 +301,7 @@ pub(crate) fn check_mirrors(
         }
     }
     check_fencing(raw, report);
+    check_watchdog(raw, report);
     check_groups(raw, report);
     peers
 }
@@ -519,6 +524,26 @@ fn check_fencing(raw: &RawConfig, report: &Report) {
                 "write failover = \"automatic\" in a volume that is mirrored to it, or remove it";
             report.error(&name.place, message, help);
         }
+    }
+}
+
+/// A watchdog is for a source that hangs while its peer takes over.
+fn check_watchdog(raw: &RawConfig, report: &Report) {
+    let Some(watchdog) = &raw.server.watchdog else { return };
+    let automatic = raw.volumes.iter().flat_map(mirrors);
+    let automatic = automatic.filter(|own| own.mirror.failover == FailoverMode::Automatic);
+    match automatic.map(|own| own.mirror.failover_after).min() {
+        None => {
+            let message = "`watchdog` has no effect without automatic failover";
+            let help = "write failover = \"automatic\" in a mirrored volume, or remove it";
+            report.error(&watchdog.place, message, help);
+        }
+        Some(after) if after < WATCHDOG_AFTER_MIN => {
+            let message = format!("`watchdog` with a `failover_after` of {after:?}");
+            let help = "write at least 2s for all volumes: a watchdog counts whole seconds";
+            report.error(&watchdog.place, message, help);
+        }
+        Some(_) => {}
     }
 }
 

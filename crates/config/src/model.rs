@@ -60,6 +60,8 @@ pub struct ServerSettings {
     pub metrics: Option<SocketAddr>,
     /// Directory of the server's own state; `None`: no pools.
     pub state: Option<PathBuf>,
+    /// Device that resets the machine when the server hangs; only with automatic failover.
+    pub watchdog: Option<PathBuf>,
     pub nvme: Nvme,
     pub nbd: Nbd,
 }

@@ -138,6 +138,7 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         api_tls: api::read_api_tls(reader),
         metrics: reader.parsed("metrics", parse_metrics),
         state: reader.parsed("state", parse_state),
+        watchdog: reader.parsed("watchdog", watchdog_path),
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }
@@ -181,6 +182,10 @@ pub(crate) fn parse_state(text: &str) -> Result<PathBuf, &'static str> {
         true => Err("write the path of a directory, such as /var/lib/flagstone"),
         false => Ok(text.into()),
     }
+}
+
+fn watchdog_path(text: &str) -> Result<PathBuf, &'static str> {
+    file_path(text).map_err(|_| "write an absolute path, such as /dev/watchdog")
 }
 
 pub(crate) fn io_engine(word: &str) -> IoEngine {

@@ -50,6 +50,7 @@ pub mod task;
 pub mod time;
 pub mod tls;
 mod vectored;
+pub mod watchdog_device;
 mod zeroed;
 
 pub use blocking::{compute, spawn_blocking};

@@ -10,6 +10,7 @@ mod announce;
 pub mod api;
 mod arbiter;
 mod connections;
+mod hardware_watchdog;
 pub mod http;
 mod insecure;
 pub mod limits;

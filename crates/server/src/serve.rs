@@ -22,6 +22,7 @@ use crate::announce::announcement;
 use crate::api::{self, ReloadConfig};
 use crate::arbiter;
 use crate::connections::Connections;
+use crate::hardware_watchdog::HardwareWatchdog;
 use crate::http::access::Users;
 use crate::mirrors::{self, MirrorEnd, MirrorShares, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
@@ -122,6 +123,22 @@ pub(crate) struct Server {
 /// # Errors
 /// See [`ServeError`].
 pub async fn serve(
+    config: Config,
+    announce: impl FnOnce(&str),
+    reload_config: impl Fn() -> Result<Config, Diagnostics> + 'static,
+    manager: ServiceManager,
+) -> Result<(), ServeError> {
+    let watchdog = HardwareWatchdog::arm(&config)
+        .map_err(|error| ServeError::Unservable(format!("[server] watchdog {error}")))?;
+    let ended = serve_until_signal(config, announce, reload_config, manager).await;
+    // Nothing is served any more.
+    if let Some(watchdog) = watchdog {
+        watchdog.end();
+    }
+    ended
+}
+
+async fn serve_until_signal(
     config: Config,
     announce: impl FnOnce(&str),
     reload_config: impl Fn() -> Result<Config, Diagnostics> + 'static,

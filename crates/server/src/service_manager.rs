@@ -112,7 +112,7 @@ impl ServiceManager {
 }
 
 /// Returns after each core has run a task.
-async fn progress(cores: &[CoreHandle]) {
+pub(crate) async fn progress(cores: &[CoreHandle]) {
     let answers: Vec<_> = cores.iter().map(|core| core.call(|| async {})).collect();
     for answer in answers {
         answer.await;

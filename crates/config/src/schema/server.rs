@@ -27,6 +27,8 @@ pub static SERVER: Section = Section {
             "TCP address of [metrics](metrics.md) without authentication: `ADDRESS:PORT`, default port 9469. Default: none.";
         "state", ValueKind::Text("directory"), "" =>
             "Directory where the server records the devices of [pools](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; else no pools.";
+        "watchdog", ValueKind::Text("path"), "" =>
+            "With automatic failover: a [watchdog](guides/automatic-failover.md#watchdog) that resets this machine when the server hangs, such as `/dev/watchdog`. Default: none.";
         "nvme", ValueKind::Table(&NVME), "" => "Options of the protocol.";
         "nbd", ValueKind::Table(&NBD), "" => "Options of the protocol.";
     },

@@ -207,6 +207,10 @@ fn automatic_failover_is_refused_without_its_conditions() {
     };
     let etcd = "[arbiter]\netcd = [\"http://10.0.0.3\", \"http://etcd:2380/\"]";
     let automatic = "peer = \"b\", failover = \"automatic\"";
+    let watchdog = "watchdog = \"/dev/watchdog\"";
+    let watched = format!("{watchdog}\n{etcd}");
+    assert!(Config::parse("f", &file(&watched, "", automatic)).is_ok());
+    let short = format!("{automatic}, failover_after = \"1500ms\"");
     let lag = "failover_max_lag = \"4s\"";
     let lossy = format!("{automatic}, mode = \"async\", failover_max_lag = \"5s\"");
     assert!(Config::parse("f", &file(etcd, "", &lossy)).is_ok());
@@ -228,6 +232,8 @@ fn automatic_failover_is_refused_without_its_conditions() {
         (etcd, "", "peer = \"b\", mode = \"async\", failover_max_lag = \"9s\"", "no effect"),
         (etcd, "", &format!("{automatic}, on_peer_loss = \"block\""), "on_peer_loss"),
         (etcd, "", "peer = \"b\", failover_after = \"9s\"", "no effect"),
+        (watchdog, "", "peer = \"b\"", "no effect without automatic"),
+        (&watched, "timeout = \"1s\"", &short, "`watchdog` with a `failover_after` of 1.5s"),
         ("[arbiter]\netcd = [\"10.0.0.3\"]", "", automatic, "write https://"),
         ("[arbiter]\netcd = [\"http://a\", \"https://b\"]", "", automatic, "some are not"),
         ("[arbiter]\netcd = [\"http://a\"]\nca_file = \"/c\"", "", automatic, "no effect"),
