@@ -97,10 +97,15 @@ impl Failover {
 }
 
 impl Inner {
-    /// Age of the oldest completed write that the peer lacks, in milliseconds; 0 if there is none.
+    /// Age of the oldest completed write that the peer lacks, in milliseconds. At least 1 in
+    /// asynchronous mode, so that a peer that is configured for the other mode notices; 0 in
+    /// synchronous mode.
     pub(super) fn peer_lag_ms(&self) -> u32 {
-        let (_, lag_ns) = self.legs[0].queue().lag(Inner::now_ns());
-        u32::try_from(lag_ns / 1_000_000).unwrap_or(u32::MAX)
+        if !self.failover.is_asynchronous() {
+            return 0;
+        }
+        let (_, lag_ns) = self.legs[0].queue().lag(Inner::boot_ns());
+        u32::try_from(lag_ns / 1_000_000).unwrap_or(u32::MAX).max(1)
     }
 
     /// Waits until a write that the peer may lack may be acknowledged.

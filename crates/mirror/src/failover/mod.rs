@@ -123,7 +123,7 @@ pub(crate) struct Failover {
     /// Last answer of the peer why it would not take over.
     peer_report: Mutex<Option<Obstacle>>,
     /// At a target: proof that source and target use one store.
-    proof: Mutex<StoreProof>,
+    proof: Arc<Mutex<StoreProof>>,
     /// Time when the source last reported a new record.
     recorded_ns: AtomicU64,
     target_lag: TargetLag,
@@ -148,7 +148,7 @@ impl Failover {
             offer: Mutex::default(),
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
-            proof: Mutex::default(),
+            proof: Arc::default(),
             recorded_ns: AtomicU64::new(0),
             target_lag: TargetLag::default(),
             fencing: Mutex::default(),
@@ -456,7 +456,7 @@ impl Inner {
             now_ns,
             lease_until_ns: self.failover.lease.until_ns(),
             ask_not_before_ns: self.failover.lease.ask_not_before_ns(),
-            source_asks: mark.source_asks,
+            source_asks: mark.source_asks && !self.failover.is_behind(),
             watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
             proof: self.failover.proof(),
             members: Members::Ready,

@@ -93,7 +93,9 @@ impl Inner {
             return Ok(PeerReply::Renewed(Some(Obstacle::Manual)));
         }
         let before = self.local.superblock();
-        let in_sync = self.lock().counted_in_sync && !before.flags.inconsistent;
+        // A source in asynchronous mode always reports a lag.
+        let knows_limit = lag_ms == 0 || self.failover.is_asynchronous();
+        let in_sync = knows_limit && self.lock().counted_in_sync && !before.flags.inconsistent;
         if let LossPermission::Recorded(record) = offer
             && record.revision < before.arbiter.revision
         {
@@ -111,6 +113,7 @@ impl Inner {
         if proof != before_proof {
             self.failover.recorded_ns.store(Inner::boot_ns(), Ordering::Release);
         }
+        let proof_at_write = self.failover.proof.clone();
         let mark = move |before: ArbiterMark| {
             let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
             let serving_right = RecordedRight::Unknown;
@@ -120,7 +123,7 @@ impl Inner {
                     // [`StoreProof`].
                     let serving_right = match reads {
                         false => RecordedRight::InSync,
-                        true if proof.is_given() => before.serving_right,
+                        true if proof_at_write.lock().is_given() => before.serving_right,
                         true => RecordedRight::Unknown,
                     };
                     let store = if reads { before.store } else { own_store };
@@ -133,7 +136,8 @@ impl Inner {
                     ArbiterMark { serving_right, suspended: true, ..known }
                 }
                 // Until its lag is proven, a target does not use its right: see [`super::lag`].
-                LossPermission::Behind => known,
+                LossPermission::Behind if knows_limit => known,
+                LossPermission::Behind => ArbiterMark { serving_right, ..known },
                 LossPermission::Unrecorded { asks } => {
                     ArbiterMark { serving_right, ..known.asked_by(asks) }
                 }
@@ -147,7 +151,15 @@ impl Inner {
         if self.failover.lease.set_source_after(after_ms) != after_ms {
             self.warn_about_other_time(after_ms);
         }
-        *self.failover.offer.lock() = Some(offer);
+        let usable = if knows_limit { offer } else { LossPermission::Behind };
+        if self.failover.offer.lock().replace(usable) != Some(usable) && !knows_limit {
+            let replica = self.local.superblock().replica;
+            tracing::warn!(
+                %replica,
+                "the source is asynchronous, and this node has no failover_max_lag: it does not take \
+                 over; write the same mode and failover_max_lag on both nodes"
+            );
+        }
         self.failover.answered();
         let obstacle = self.failover_obstacle();
         if before.arbiter.serving_right != self.local.superblock().arbiter.serving_right

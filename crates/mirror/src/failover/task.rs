@@ -177,9 +177,12 @@ impl Inner {
     }
 
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
-        if now.takes_role() && self.failover.is_asynchronous() {
-            // A grant is for data that no power loss takes back.
-            with_memory(|| self.local.data().flush()).await.map_err(|_| Denied)?;
+        if now.takes_role() && (self.failover.is_asynchronous() || self.group.is_some()) {
+            // A grant is for data that no power loss takes back, and for all volumes of a group: a
+            // failed disk of one is noticed before.
+            for member in self.open_of_group() {
+                with_memory(|| member.local.data().flush()).await.map_err(|_| Denied)?;
+            }
         }
         let superblock = self.local.superblock();
         let (attachments, sessions) = (self.attachments(), self.sessions());

@@ -256,7 +256,7 @@ impl Inner {
         let leg_call = LegCall { session, session_id, durable, half, numbers };
         self.begin_leg_call(index, half, offset, len);
         match queues {
-            true => match leg.queue().push(len, Inner::now_ns()) {
+            true => match leg.queue().push(len, Inner::boot_ns()) {
                 Some(slot) => LegDispatch::Queue(leg_call, QueueSlots { own: slot, in_group }),
                 // Space was checked under the same lock, and other tasks only free space.
                 None => unreachable!("the queue fills only under the state's lock"),

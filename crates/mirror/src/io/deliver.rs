@@ -51,7 +51,7 @@ impl Inner {
         for (leg, own) in self.legs.iter().enumerate() {
             let (mut writes, mut bytes) = {
                 let queue = own.queue();
-                (queue.writes() as u64, queue.lag(Inner::now_ns()).0)
+                (queue.writes() as u64, queue.lag(Inner::boot_ns()).0)
             };
             let recorded = {
                 let state = &self.lock().legs[leg];

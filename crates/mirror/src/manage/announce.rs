@@ -322,6 +322,8 @@ impl Inner {
         forced: bool,
         role_change: RoleChange,
     ) -> PeerAnswer {
+        // A grant that the arbiter gives or gave for an earlier request counts no more.
+        self.change(|state| state.attachments += 1);
         let is_source = self.lock().role == ReplicaRole::Source;
         if !forced && is_source {
             // The slot is about to be that of the successor.

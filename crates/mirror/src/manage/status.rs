@@ -181,7 +181,7 @@ impl Inner {
 
     fn peer_status(&self, leg: usize) -> MirrorPeerStatus {
         let own = &self.legs[leg];
-        let (lag_bytes, lag_ns) = own.queue().lag(Inner::now_ns());
+        let (lag_bytes, lag_ns) = own.queue().lag(Inner::boot_ns());
         let lag_writes = own.queue().writes() as u64;
         let peer = self.lock().legs[leg].peer;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -62,7 +62,7 @@ pub(crate) struct State {
     pub(crate) serving_right: ServingRight,
     /// Record of the peer at the arbiter.
     pub(crate) published: Option<Published>,
-    /// How often a source has attached.
+    /// How often a source has attached, or has announced that it becomes the source.
     pub(crate) attachments: u64,
     /// The local leg has just failed, and a peer is being asked to run degraded.
     pub(crate) degrading: bool,

@@ -253,8 +253,8 @@ pub enum PeerRequest {
         offer: LossPermission,
         /// `failover_after` of the source, in milliseconds; not 0.
         failover_after_ms: u32,
-        /// Age of the oldest completed write that the replica lacks, in milliseconds; 0 if there is
-        /// none, and in synchronous mode.
+        /// Age of the oldest completed write that the replica lacks, in milliseconds: at least 1 in
+        /// asynchronous mode, 0 in synchronous mode.
         lag_ms: u32,
     },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,

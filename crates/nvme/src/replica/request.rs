@@ -275,7 +275,7 @@ pub enum ReplicaRequest {
         /// `failover_after` of the sender, in milliseconds: 1 to [`FAILOVER_AFTER_MAX_MS`].
         failover_after_ms: u32,
         /// Age of the oldest completed write that the replica of an asynchronous mirror lacks, in
-        /// milliseconds: at most [`LAG_MAX_MS`]; 0 if there is none.
+        /// milliseconds: 1 to [`LAG_MAX_MS`]; 0 in synchronous mode.
         lag_ms: u32,
     },
     /// Reports one range that a resync could not copy.

@@ -139,8 +139,8 @@ struct FailoverTiming {
     /// True if the node has no arbiter, so that its operator decides.
     manual: Cell<bool>,
     after_ms: Cell<u64>,
-    /// Greatest lag of an asynchronous mirror.
-    max_lag: Cell<Duration>,
+    /// Greatest lag of an asynchronous mirror; `None` in synchronous mode.
+    max_lag: Cell<Option<Duration>>,
     /// Rate of the node's clock, in thousandths.
     clock: u64,
 }
@@ -244,7 +244,7 @@ impl Cluster {
             let timing = [(); 2].map(|()| FailoverTiming {
                 manual: Cell::new(false),
                 after_ms: Cell::new(after),
-                max_lag: Cell::new(max_lag),
+                max_lag: Cell::new((profile.mode == Mode::Async).then_some(max_lag)),
                 clock: sim.random_between(970, 1030),
             });
             (StoreHandle::new(&sim), timing)
@@ -315,9 +315,12 @@ impl Cluster {
                 .fence_fails
                 .get()
                 .map(|_| Arc::new(Fencer { store: store.clone(), index }) as SharedFence);
-            let max_lag = (self.world.mode == Mode::Async).then_some(max_lag.get());
+            let max_lag = max_lag.get();
             (!manual.get()).then_some(FailoverOptions { arbiter, failover_after, max_lag, fence })
         });
+        if failover.as_ref().is_some_and(|own| own.max_lag.is_none()) {
+            peer.mode = Mode::Sync;
+        }
         let process = node(world, index, (here, mode), (peer, failover), unverified);
         self.sim.spawn_on(self.nodes[index], process);
     }
@@ -409,7 +412,14 @@ impl Cluster {
     #[cfg(test)]
     pub(super) fn allow_any_lag(&self) {
         let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
-        timing.iter().for_each(|own| own.max_lag.set(Duration::from_secs(3600)));
+        timing.iter().for_each(|own| own.max_lag.set(Some(Duration::from_secs(3600))));
+    }
+
+    /// Configures a node as that of a synchronous mirror from its next start on.
+    #[cfg(test)]
+    pub(super) fn set_synchronous(&self, index: usize) {
+        let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
+        timing[index].max_lag.set(None);
     }
 
     /// Makes a node manual from its next start on: its operator decides.

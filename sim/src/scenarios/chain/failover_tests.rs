@@ -74,6 +74,30 @@ fn target_that_is_too_far_behind_does_not_take_over() {
     until(&cluster, "armed again", |cluster| is_armed(cluster, 0));
 }
 
+/// It knows no limit of the lag.
+#[test]
+fn synchronous_target_replaces_no_async_source() {
+    let profile = Profile { automatic: true, ..Profile::new(Mode::Async, false) };
+    let cluster = Cluster::new(7, profile);
+    cluster.set_synchronous(1);
+    for index in 0..2 {
+        cluster.set_failover_after(index, 1500);
+        cluster.start(index);
+    }
+    cluster.start_hosts();
+    let is_behind =
+        |cluster: &Cluster| cluster.status(0).is_some_and(|status| status.peers[0].lag_us > 0);
+    for _ in 0..20 {
+        cluster.pass(FAILOVER_TIME);
+        assert!(!is_armed(&cluster, 0), "{}", cluster.describe());
+    }
+    operator::narrow_link(&cluster, 200_000);
+    until(&cluster, "behind", is_behind);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert!(!cluster.serves(1), "{}", cluster.describe());
+}
+
 /// The disk of an asynchronous source fails: its queue is delivered before its peer serves, which
 /// may be further behind than a takeover would allow.
 #[test]
