@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::limits::UNIT_BLOCKS;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::unit::{BLOCK_WEIGHT, BLOCK_WEIGHT_U64};
@@ -46,10 +47,13 @@ impl SegmentUsage {
         self.weights.iter().map(|weight| u64::from(*weight)).sum()
     }
 
-    /// Weight that dead blocks of units hold in a segment, at most.
+    /// Weight that dead blocks of units hold in a segment, at most. A unit that dies over several
+    /// checkpoints stays counted, but one that holds space has a live block for at most seven dead
+    /// ones of the same weight.
     pub(crate) fn held_in(&self, segment: usize, segment_blocks: u32) -> u32 {
-        let most = segment_blocks * BLOCK_WEIGHT;
-        self.held[segment].min(most.saturating_sub(self.weights[segment]))
+        let (most, weight) = (segment_blocks * BLOCK_WEIGHT, self.weights[segment]);
+        let of_live = weight.saturating_mul(UNIT_BLOCKS as u32 - 1);
+        self.held[segment].min(most.saturating_sub(weight)).min(of_live)
     }
 
     /// Blocks that dead blocks of units hold in all segments, at most.
@@ -156,6 +160,25 @@ mod tests {
         }
         assert_eq!((usage.weights[0], usage.held[0]), (0, 0), "the segment is free");
         assert!(!usage.retire(&layout, first[0]));
+    }
+
+    #[test]
+    fn units_that_die_slowly_hold_little() {
+        let layout = layout();
+        let mut usage = SegmentUsage::new(64);
+        let units: Vec<_> = (0..8).map(|number| unit(1 + 4 * number)).collect();
+        units.iter().flatten().for_each(|entry| usage.add(&layout, *entry));
+        usage.settle();
+        for part in 0..8 {
+            for entry in units[1..].iter().map(|unit| unit[part]) {
+                assert!(usage.retire(&layout, entry));
+            }
+            usage.settle();
+        }
+        for entry in &units[0][1..] {
+            assert!(usage.retire(&layout, *entry));
+        }
+        assert_eq!((usage.weights[0], usage.held_in(0, 64)), (420, 7 * 420));
     }
 
     #[test]
