@@ -5,6 +5,8 @@
 #
 #   scripts/guest/build.sh        prints the directory that holds `vmlinuz` and `initramfs`
 #
+# GUEST_KERNEL=FILE.deb…        kernel packages to use instead of this distribution's
+#
 # Cached in .cache/guest, keyed by the kernel's package version, the tools and these scripts.
 # Exit status: 0 built or cached; 77 it cannot be had on this machine (the reason is the last
 # line on stderr); anything else is a mistake of this script.
@@ -12,13 +14,16 @@ set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 cache=$(cd "$here/../.." && pwd)/.cache/guest
+# Kernels given by hand have their own cache, so that the distribution's is not downloaded again.
+[ -z "${GUEST_KERNEL:-}" ] || cache=$cache/given
 work=$cache/unpack
 
 # Modules to load, with all that they depend on. ext4 and virtio_pci are built into some kernels.
 # nvmet-tcp and its loop device let the tests check themselves against the kernel's own target.
 modules=(virtio_pci virtio_net 9pnet_virtio 9p ext4 nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp loop)
 # crc32c and crct10dif are reached by name through the crypto API, which `modprobe` cannot see.
-modules_if_present=(crc32c_generic crct10dif_generic crc64-rocksoft nls_utf8)
+modules_if_present=(crc32c_generic crct10dif_generic crc64-rocksoft nls_utf8
+    sha256_generic sha512_generic hmac dh_generic nvme-auth)
 tools=(busybox nvme fio mkfs.ext4 fsck.ext4 blkdiscard)
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -32,6 +37,11 @@ unavailable() {
 # A metapackage (linux-image-amd64, linux-image-generic) depends on the real one.
 kernel_packages() {
     local image flavor
+    if [ -n "${GUEST_KERNEL:-}" ]; then
+        # shellcheck disable=SC2086
+        sha256sum $GUEST_KERNEL | awk '{ print $2, $1 }'
+        return
+    fi
     image=$(apt-cache depends --no-recommends --no-suggests \
         linux-image-amd64 linux-image-generic linux-image-virtual 2>/dev/null |
         sed -nE 's/^ *Depends: (linux-image-[0-9].*)$/\1/p' | sort -u | tail -n 1) || true
@@ -63,6 +73,7 @@ download_kernel() {
     rm -rf "$work"
     mkdir -p "$work"
     while read -r package version; do
+        [ -z "${GUEST_KERNEL:-}" ] || { cp "$package" "$work"; continue; }
         echo "downloading $package $version" >&2
         (cd "$work" && apt-get download -q "$package=$version" >apt.log 2>&1) ||
             { cat "$work/apt.log" >&2; return 1; }
@@ -174,6 +185,7 @@ if [ ! -e "$image/initramfs" ]; then
     ln "$kernel/vmlinuz" "$cache/image.new/vmlinuz"
     build_initramfs "$cache/image.new" "$kernel"
     echo "$packages" >"$cache/image.new/packages"
+    cp "$kernel/modules/order" "$cache/image.new/modules"
     mv "$cache/image.new" "$image"
 fi
 echo "$image"

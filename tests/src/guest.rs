@@ -43,6 +43,7 @@ const UNAVAILABLE: i32 = 77;
 pub struct Image {
     kernel: PathBuf,
     initramfs: PathBuf,
+    modules: PathBuf,
 }
 
 impl Image {
@@ -70,7 +71,20 @@ impl Image {
         }
         assert!(output.status.success(), "building the guest: {}\n{said}", output.status);
         let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim_end());
-        Ok(Self { kernel: folder.join("vmlinuz"), initramfs: folder.join("initramfs") })
+        let [kernel, initramfs, modules] =
+            ["vmlinuz", "initramfs", "modules"].map(|name| folder.join(name));
+        Ok(Self { kernel, initramfs, modules })
+    }
+
+    /// True if the guest loads this module of its kernel, a name without the suffix.
+    ///
+    /// # Panics
+    ///
+    /// If the image's list of modules cannot be read.
+    pub fn has_module(&self, name: &str) -> bool {
+        let modules =
+            fs::read_to_string(&self.modules).expect("an image has a list of its modules");
+        modules.lines().any(|line| line.strip_suffix(".ko") == Some(name))
     }
 }
 

@@ -6,12 +6,18 @@
 //! `tests/guest/backing_restart.sh` those for a volume whose server restarts before its backing
 //! server,
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
-//! `tests/guest/reservations.sh` those for two hosts that fence each other.
+//! `tests/guest/reservations.sh` those for two hosts that fence each other,
+//! `tests/guest/authentication.sh` those for a host with keys.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
 //! mirror. The answers are compared with the nodes' status and their disks
 //! ([`flagstone_tests::vendor_commands`]).
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
 
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
@@ -22,6 +28,8 @@ use flagstone_tests::tools;
 use flagstone_tests::vendor_commands::{self, Witness};
 
 const SIZE_BYTES: u64 = 128 << 20;
+/// The guest's host, as `scripts/guest/build.sh` names it.
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:5f1a7e00-0000-4000-8000-000000000001";
 
 #[test]
 fn linux_host_survives_server_restarts() {
@@ -88,6 +96,68 @@ fn linux_hosts_fence_each_other_with_reservations() {
     });
     println!("{}", report.summary());
     report.assert_passed();
+}
+
+/// Keys of nvme-cli in Linux's host. Debian 12's kernel cannot authenticate; `GUEST_KERNEL` of
+/// `scripts/guest/build.sh` names a newer one.
+#[test]
+fn linux_host_authenticates() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("authentication of the Linux kernel's host", &reason),
+    };
+    if !image.has_module("nvme-auth") {
+        println!("not tried: the guest's kernel has no NVME_AUTH");
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", SIZE_BYTES);
+    let keys = ["host", "controller", "wrong"].map(|name| nvme_cli_key(scratch.path(), name));
+    let configuration = scratch.path().join("keys.toml");
+    fs::write(
+        &configuration,
+        format!(
+            "[host.guest]\nnqn = \"{HOST_NQN}\"\nkey_file = \"{0}/host\"\ncontroller_key_file = \"{0}/controller\"\n",
+            scratch.path().display()
+        ),
+    )
+    .expect("a file can be written in a fresh folder");
+    let volume = format!("db={}", disk.display());
+    let configuration = configuration.to_str().expect("a name in UTF-8");
+    let mut server = Server::start_with(&[&volume], &["nvme-tcp://127.0.0.1:0"], &[configuration]);
+    let script = Script {
+        files: &["host.sh", "volume.sh", "authentication.sh"],
+        variables: &[
+            ("ADDRESS", HOST_ADDRESS),
+            ("PORT", &server.port("nvme-tcp").to_string()),
+            ("NQN", &format!("{NQN_PREFIX}db")),
+            ("KEY", &keys[0]),
+            ("CONTROLLER_KEY", &keys[1]),
+            ("WRONG_KEY", &keys[2]),
+        ],
+        kernel_arguments: "",
+    };
+    let report = guest::run(&image, &script, |request| match request {
+        "restart" => {
+            server.restart();
+            Ok(())
+        }
+        _ => Err("no such request".into()),
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
+}
+
+/// A key that nvme-cli makes for SHA-256, kept in this file.
+fn nvme_cli_key(directory: &Path, name: &str) -> String {
+    let nvme = tools::find("nvme").expect("the guest has nvme-cli of this machine");
+    let made = Command::new(nvme).args(["gen-dhchap-key", "--hmac=1"]).output().expect("it runs");
+    let key = String::from_utf8(made.stdout).expect("a key is text").trim().to_owned();
+    assert!(key.starts_with("DHHC-1:01:"), "{key}");
+    let path = directory.join(name);
+    fs::write(&path, &key).expect("a file can be written in a fresh folder");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("the file is ours");
+    key
 }
 
 /// A server that starts before its backing server keeps the host waiting. The host
