@@ -255,9 +255,12 @@ impl ControllerExchange {
         }
     }
 
-    /// Selects the strongest hash function that both sides accept, and the host's first group that
-    /// this side accepts, because the host prefers it. The null group is the last resort, wherever
-    /// the host lists it: Linux lists it first. Concatenation excludes the null group and SHA-512.
+    /// Selects the hash function of the host's key, or without one the strongest that both sides
+    /// accept: whoever makes the key chooses, because some hosts offer what they cannot use. Debian
+    /// 13's ktls-utils fail with the SHA-384 that its kernel offers for concatenation. The group is
+    /// the host's first that this side accepts, because the host prefers it. The null group is the
+    /// last resort, wherever the host lists it: Linux lists it first. Concatenation excludes the
+    /// null group and SHA-512.
     fn select(
         &self,
         transaction: u16,
@@ -270,7 +273,9 @@ impl ControllerExchange {
             .ok_or(Explanation::ConcatenationMismatch)?;
         let fits =
             |hash: &Hash| self.options.hashes.contains(hash) && concatenation.fits_hash(*hash);
-        let hash = hashes.iter().copied().filter(fits).max();
+        let usable = || hashes.iter().copied().filter(fits);
+        let of_key = self.options.host_secrets.first().and_then(Secret::transformation);
+        let hash = usable().find(|hash| Some(*hash) == of_key).or_else(|| usable().max());
         let hash = hash.ok_or(Explanation::HashNotUsable)?;
         if !groups.iter().any(|group| concatenation.fits_group(*group)) && !groups.is_empty() {
             return Err(Explanation::ConcatenationMismatch.into());

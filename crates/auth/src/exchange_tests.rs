@@ -108,6 +108,25 @@ fn null_group_is_the_last_resort() {
     assert_eq!(selected(vec![DhGroup::Null]), DhGroup::Null);
 }
 
+/// Debian 13's kernel offers SHA-384 for concatenation, which its ktls-utils cannot use.
+#[test]
+fn hash_of_the_key_is_selected() {
+    let selected = |transformation, hashes: &[Hash]| {
+        let secret = Secret::new(&[1; 32], transformation).unwrap();
+        let mut controller = controller(vec![secret], None);
+        let (hashes, groups) = (hashes.into(), vec![DhGroup::Null]);
+        let body = MessageBody::Negotiate { concatenation: 0, hashes, groups };
+        controller.send(&Message { transaction: 1, body }.encode());
+        match Message::parse(&controller.fetch(MESSAGE_BYTES).unwrap()).unwrap().body {
+            MessageBody::Challenge { hash, .. } => hash,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(selected(Some(Hash::Sha256), &Hash::ALL), Hash::Sha256);
+    assert_eq!(selected(None, &Hash::ALL), Hash::Sha512);
+    assert_eq!(selected(Some(Hash::Sha256), &[Hash::Sha384]), Hash::Sha384);
+}
+
 /// Known answers from another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
 #[test]
 fn responses_match_known_answers() {
