@@ -50,7 +50,7 @@ fn psk_hash(hash: Hash) -> Option<PskHash> {
     PskHash::from_id(hash.id())
 }
 
-/// TLS PSK of an exchange: session key and both challenges give the retained PSK. `None` without a
+/// TLS PSK of an exchange: session key and both challenges give the generated PSK. `None` without a
 /// Diffie-Hellman group, and with SHA-512.
 pub(crate) fn tls_psk(
     hash: Hash,
@@ -58,8 +58,8 @@ pub(crate) fn tls_psk(
     (c1, c2): (&[u8], &[u8]),
     names: &Names,
 ) -> Option<Psk> {
-    let retained = generated(hash, &hash.digest(shared_secret?), c1, c2);
-    tls::of_retained(&retained, psk_hash(hash)?, &names.host, &names.subsystem)
+    let generated = generated(hash, &hash.digest(shared_secret?), c1, c2);
+    tls::of_generated(&generated, psk_hash(hash)?, &names.host, &names.subsystem)
 }
 
 fn generated(hash: Hash, session_key: &[u8], c1: &[u8], c2: &[u8]) -> Digest64 {
@@ -74,7 +74,8 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Known answers from Linux's tests (drivers/nvme/common/tests/auth_kunit.c).
+    /// Known answers from Linux's tests (drivers/nvme/common/tests/auth_kunit.c). The form of the
+    /// identity is that of drivers/nvme/common/keyring.c.
     #[test]
     fn generated_psks_match_linux() {
         let names = Names { host: "hostnqn".into(), subsystem: "subsysnqn".into() };
@@ -102,8 +103,8 @@ mod tests {
             let psk = generated(hash, &key, &c1, &c2);
             assert_eq!(hex(&psk), retained);
             let id = psk_hash(hash).unwrap();
-            let psk = tls::of_retained(&psk, id, &names.host, &names.subsystem).unwrap();
-            let identity = format!("NVMe1R{:02} hostnqn subsysnqn {digest}", hash.id());
+            let psk = tls::of_generated(&psk, id, &names.host, &names.subsystem).unwrap();
+            let identity = format!("NVMe1G{:02} hostnqn subsysnqn {digest}", hash.id());
             assert_eq!(String::from_utf8(psk.identity).unwrap(), identity);
             assert_eq!(hex(&psk.secret), secret);
         }

@@ -347,7 +347,7 @@ fn concatenation_gives_both_sides_the_same_psk() {
         let shown = format!("{controller:?} {host:?}");
         let psk = host.take_psk().expect("a PSK");
         let secret = format!("{:?}", psk.secret.as_slice());
-        assert!(shown.contains("NVMe1R0") && !shown.contains(&secret[1..20]), "{shown}");
+        assert!(shown.contains("NVMe1G0") && !shown.contains(&secret[1..20]), "{shown}");
         assert_eq!(psk.secret.len(), bytes);
         assert_eq!(Some(psk), controller.take_psk());
         assert_eq!((controller.take_psk(), host.take_psk()), (None, None));

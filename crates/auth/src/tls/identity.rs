@@ -1,7 +1,8 @@
 //! Identities of TLS PSKs, and the PSKs that belong to them (NVMe/TCP 3.6.1.3 and 3.6.1.4).
 //!
 //! `NVMe0R01 HOST SUBSYSTEM` names a host, a subsystem and a hash; `NVMe1R01 HOST SUBSYSTEM DIGEST`
-//! also the key. Two keys may therefore belong to one identity of version 0, and libnvme derived
+//! also the key, and `NVMe1G01 HOST SUBSYSTEM DIGEST` one that secure channel concatenation has
+//! generated. Two keys may therefore belong to one identity of version 0, and libnvme derived
 //! both versions in another way before 2025. So an identity leads to a few candidates, and the
 //! binder of the ClientHello decides between them ([`super::Hello`]).
 
@@ -47,37 +48,53 @@ pub struct Identity<'a> {
     pub host: &'a str,
     /// NQN of the subsystem.
     pub subsystem: &'a str,
-    /// Digest of the retained PSK in base64; `None` for version 0.
-    pub digest: Option<&'a str>,
+    /// Version and type.
+    pub form: IdentityForm<'a>,
+}
+
+/// Version and type of an identity (NVMe/TCP 3.6.1.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdentityForm<'a> {
+    /// Version 0, type R: of a configured key.
+    Names,
+    /// Version 1, type R: of a configured key, with the digest of its retained PSK in base64.
+    Retained(&'a str),
+    /// Version 1, type G: of a PSK from secure channel concatenation, with its digest.
+    Generated(&'a str),
 }
 
 impl<'a> Identity<'a> {
-    /// Reads an identity. `None` if it is not one of a retained PSK of version 0 or 1.
+    /// Reads an identity. `None` if it has no [`IdentityForm`].
     pub fn parse(identity: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(identity).ok()?;
         let mut fields = text.split(' ');
-        let (version, hash) = fields.next()?.split_once('R')?;
+        let (form, hash) = fields.next()?.split_at_checked(6)?;
         let hash = match hash {
             "01" => PskHash::Sha256,
             "02" => PskHash::Sha384,
             _ => return None,
         };
         let (host, subsystem) = (fields.next()?, fields.next()?);
-        let digest = match version {
-            "NVMe0" => None,
-            "NVMe1" => Some(fields.next()?),
+        let form = match form {
+            "NVMe0R" => IdentityForm::Names,
+            "NVMe1R" => IdentityForm::Retained(fields.next()?),
+            "NVMe1G" => IdentityForm::Generated(fields.next()?),
             _ => return None,
         };
         let is_whole = !host.is_empty() && !subsystem.is_empty() && fields.next().is_none();
-        is_whole.then_some(Self { hash, host, subsystem, digest })
+        is_whole.then_some(Self { hash, host, subsystem, form })
     }
 }
 
 impl std::fmt::Display for Identity<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let version = u8::from(self.digest.is_some());
-        write!(f, "NVMe{version}R{:02} {} {}", self.hash.id(), self.host, self.subsystem)?;
-        self.digest.map_or(Ok(()), |digest| write!(f, " {digest}"))
+        let (form, digest) = match self.form {
+            IdentityForm::Names => ("NVMe0R", None),
+            IdentityForm::Retained(digest) => ("NVMe1R", Some(digest)),
+            IdentityForm::Generated(digest) => ("NVMe1G", Some(digest)),
+        };
+        write!(f, "{form}{:02} {} {}", self.hash.id(), self.host, self.subsystem)?;
+        digest.map_or(Ok(()), |digest| write!(f, " {digest}"))
     }
 }
 
@@ -86,11 +103,16 @@ pub fn derived(key: &TlsKey, identity: &Identity<'_>) -> Vec<Psk> {
     let both = [Derivation::Standard, Derivation::Compat].into_iter();
     let found = both.filter_map(|derivation| {
         let retained = retained(key, identity.host, derivation);
-        if let Some(digest) = identity.digest {
-            let own = digest_of(&retained, identity.hash, identity.host, identity.subsystem);
-            if !bool::from(own.as_bytes().ct_eq(digest.as_bytes())) {
-                return None;
+        match identity.form {
+            IdentityForm::Names => {}
+            IdentityForm::Retained(digest) => {
+                let own = digest_of(&retained, identity.hash, identity.host, identity.subsystem);
+                if !bool::from(own.as_bytes().ct_eq(digest.as_bytes())) {
+                    return None;
+                }
             }
+            // No configured key gives a generated PSK.
+            IdentityForm::Generated(_) => return None,
         }
         psk(&retained, identity, derivation)
     });
@@ -103,24 +125,23 @@ pub fn offered(key: &TlsKey, host: &str, subsystem: &str) -> Vec<Psk> {
     let hash = key.psk_hash();
     let retained = retained(key, host, Derivation::Standard);
     let digest = digest_of(&retained, hash, host, subsystem);
-    let both = [Some(digest.as_str()), None].into_iter();
-    let offered = both.filter_map(|digest| {
-        psk(&retained, &Identity { hash, host, subsystem, digest }, Derivation::Standard)
+    let both = [IdentityForm::Retained(&digest), IdentityForm::Names].into_iter();
+    let offered = both.filter_map(|form| {
+        psk(&retained, &Identity { hash, host, subsystem, form }, Derivation::Standard)
     });
     offered.collect()
 }
 
-/// The PSK with an identity of version 1 for the retained PSK `retained`. `None` if the names are
-/// too long for its derivation.
-pub(crate) fn of_retained(
-    retained: &[u8],
+/// The PSK for a generated one, before its derivation. `None` if the names are too long for that.
+pub(crate) fn of_generated(
+    generated: &[u8],
     hash: PskHash,
     host: &str,
     subsystem: &str,
 ) -> Option<Psk> {
-    let digest = digest_of(retained, hash, host, subsystem);
-    let identity = Identity { hash, host, subsystem, digest: Some(&digest) };
-    psk(retained, &identity, Derivation::Standard)
+    let digest = digest_of(generated, hash, host, subsystem);
+    let identity = Identity { hash, host, subsystem, form: IdentityForm::Generated(&digest) };
+    psk(generated, &identity, Derivation::Standard)
 }
 
 /// Retained PSK.
@@ -137,20 +158,22 @@ fn retained(key: &TlsKey, host: &str, derivation: Derivation) -> Zeroizing<Vec<u
     standard.unwrap_or_else(|| expand_compat(hash, &extracted, "HostNQN", host.as_bytes(), length))
 }
 
-/// Digest of a retained PSK in identities of version 1.
+/// Digest of a retained or generated PSK in identities of version 1.
 fn digest_of(retained: &[u8], hash: PskHash, host: &str, subsystem: &str) -> String {
     let parts = [host, " ", subsystem, " ", "NVMe-over-Fabrics"].map(str::as_bytes);
     Base64::encode_string(&hash.hash().hmac(retained, &parts))
 }
 
-/// TLS PSK of a retained PSK. `None` if the names are too long for its derivation.
+/// TLS PSK of a retained or generated one. `None` if the names are too long for its derivation.
 fn psk(retained: &[u8], identity: &Identity<'_>, derivation: Derivation) -> Option<Psk> {
     const LABEL: &str = "nvme-tls-psk";
     let hash = identity.hash.hash();
     let text = identity.to_string();
-    let context = match identity.digest {
-        Some(digest) => format!("{:02} {digest}", identity.hash.id()),
-        None => text.clone(),
+    let context = match identity.form {
+        IdentityForm::Names => text.clone(),
+        IdentityForm::Retained(digest) | IdentityForm::Generated(digest) => {
+            format!("{:02} {digest}", identity.hash.id())
+        }
     };
     let extracted = extract_unsalted(hash, retained);
     let length = hash.digest_bytes() as u16;
@@ -223,6 +246,8 @@ mod tests {
         let mine = TlsKey::parse(SHA256).unwrap();
         let moved = LIBNVME[0].1.replace("test-host", "other-host");
         assert!(derived(&mine, &Identity::parse(moved.as_bytes()).unwrap()).is_empty());
+        let generated = LIBNVME[0].1.replace("NVMe1R", "NVMe1G");
+        assert!(derived(&mine, &Identity::parse(generated.as_bytes()).unwrap()).is_empty());
     }
 
     #[test]
@@ -240,6 +265,9 @@ mod tests {
             "NVMe1R01 a b",
             "NVMe1R01 a b c d",
             "NVMe0G01 a b",
+            "NVMe1G01 a b",
+            "NVMe1X01 a b c",
+            "NVMe\u{e9}01 a b",
         ] {
             assert_eq!(Identity::parse(text.as_bytes()), None, "{text}");
         }

@@ -12,6 +12,6 @@ mod identity;
 mod key;
 
 pub use hello::{Hello, HelloError, IDENTITIES};
-pub(crate) use identity::of_retained;
-pub use identity::{Derivation, Identity, Psk, derived, offered};
+pub(crate) use identity::of_generated;
+pub use identity::{Derivation, Identity, IdentityForm, Psk, derived, offered};
 pub use key::{PskHash, TlsKey, TlsKeyError};

@@ -103,9 +103,9 @@ fn hint(
     mode: TlsMode,
 ) -> Option<&'static str> {
     match reason {
-        TlsFailureReason::WrongKey if known => {
-            Some("secure concatenation made it, and Linux before 6.18 derives another one")
-        }
+        TlsFailureReason::WrongKey if known => Some(
+            "secure concatenation made it: Linux before 6.18 derives another one, and ktls-utils 1.0 cannot use SHA-384 (give the host a key made with --hmac sha256)",
+        ),
         TlsFailureReason::UnknownIdentity if known => {
             Some("secure concatenation made it, and this listener requires a configured key")
         }
