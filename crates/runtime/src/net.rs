@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -245,6 +245,11 @@ impl Stream {
         Executor::current().driver().peer_user(self.handle.raw())
     }
 
+    /// The descriptor; `None` in simulation.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        (self.handle.kind() == HandleKind::Os).then(|| self.handle.raw())
+    }
+
     /// Receives at least one byte into `buf`; 0 if the peer has closed or `buf` is empty.
     pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         let (result, op) = OpFuture::new(Op::Recv { socket: self.handle.clone(), buf }).await;
@@ -287,7 +292,16 @@ impl Stream {
 
     /// Sends at least one byte of the list and removes the sent bytes from it.
     pub async fn send(&self, list: SendList) -> (io::Result<usize>, SendList) {
-        match OpFuture::new(Op::Send { socket: self.handle.clone(), list }).await {
+        self.send_from(list, true).await
+    }
+
+    /// As [`Stream::send`], and may send less. The kernel's TLS refuses to wait for room.
+    pub(crate) async fn send_part(&self, list: SendList) -> (io::Result<usize>, SendList) {
+        self.send_from(list, false).await
+    }
+
+    async fn send_from(&self, list: SendList, whole: bool) -> (io::Result<usize>, SendList) {
+        match OpFuture::new(Op::Send { socket: self.handle.clone(), list, whole }).await {
             (result, Op::Send { mut list, .. }) => {
                 let sent = result.map(|n| n as usize);
                 if let Ok(count) = &sent {

@@ -32,8 +32,8 @@ pub(crate) enum Op {
     Recv { socket: Arc<Handle>, buf: BufMut },
     /// Receive at least one byte into several buffers.
     RecvVectored { socket: Arc<Handle>, list: RecvList },
-    /// Send from several buffers, all bytes unless an error occurs.
-    Send { socket: Arc<Handle>, list: SendList },
+    /// Send from several buffers; with `whole` all bytes unless an error occurs.
+    Send { socket: Arc<Handle>, list: SendList, whole: bool },
     /// Accept a connection.
     Accept { socket: Arc<Handle> },
     /// Connect to an address.

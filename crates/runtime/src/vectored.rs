@@ -5,24 +5,30 @@
 //! steady state.
 
 use crate::buf::{Buf, BufMut};
+use crate::driver::kernel_tls::RecordTypeMessage;
 use crate::limits::MAX_SEGMENTS;
 
 /// Kernel view of a list.
 struct Message {
     iovecs: Vec<libc::iovec>,
     header: libc::msghdr,
+    control: Option<RecordTypeMessage>,
 }
 
 impl Message {
     fn new() -> Box<Message> {
         // SAFETY: `msghdr` is plain data for which all zeroes is a valid (empty) value.
         let header = unsafe { std::mem::zeroed() };
-        Box::new(Message { iovecs: Vec::with_capacity(64), header })
+        Box::new(Message { iovecs: Vec::with_capacity(64), header, control: None })
     }
 
     fn point(&mut self) -> *mut libc::msghdr {
         self.header.msg_iov = self.iovecs.as_mut_ptr();
         self.header.msg_iovlen = self.iovecs.len() as _;
+        if let Some(control) = &mut self.control {
+            self.header.msg_control = std::ptr::from_mut(control).cast();
+            self.header.msg_controllen = size_of::<RecordTypeMessage>() as _;
+        }
         &raw mut self.header
     }
 }
@@ -46,6 +52,12 @@ impl SendList {
     /// An empty list.
     pub fn new() -> SendList {
         SendList { bufs: Vec::with_capacity(64), head: 0, bytes: 0, message: Message::new() }
+    }
+
+    /// The list, for a record of this type through the kernel's TLS.
+    pub(crate) fn with_tls_record_type(mut self, record_type: u8) -> SendList {
+        self.message.control = Some(RecordTypeMessage::new(record_type));
+        self
     }
 
     /// Appends a buffer; empty ones are dropped.

@@ -1,6 +1,7 @@
 //! Driver interface: the operations of the outside world that every driver provides to an executor.
 
 pub(crate) mod busy_poll;
+pub(crate) mod kernel_tls;
 pub(crate) mod os;
 pub(crate) mod threads;
 pub(crate) mod uring;

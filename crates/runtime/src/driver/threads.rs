@@ -123,7 +123,7 @@ fn attempt(op: &mut Op) -> io::Result<u32> {
             // SAFETY: the list owns the buffers and the header that the message points to.
             unsafe { libc::recvmsg(socket.raw(), list.message(), flags) }
         }
-        Op::Send { socket, list } => {
+        Op::Send { socket, list, .. } => {
             // SAFETY: as above.
             unsafe { libc::sendmsg(socket.raw(), list.message(), flags) }
         }

@@ -292,9 +292,12 @@ fn entry(op: &mut Op) -> squeue::Entry {
         Op::RecvVectored { socket, list } => {
             opcode::RecvMsg::new(fd(socket), list.message()).build()
         }
-        Op::Send { socket, list } => opcode::SendMsg::new(fd(socket), list.message())
-            .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
-            .build(),
+        Op::Send { socket, list, whole } => {
+            let whole = if *whole { libc::MSG_WAITALL } else { 0 };
+            opcode::SendMsg::new(fd(socket), list.message())
+                .flags((libc::MSG_NOSIGNAL | whole) as u32)
+                .build()
+        }
         Op::Accept { socket } => {
             opcode::Accept::new(fd(socket), std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
@@ -391,7 +394,7 @@ mod tests {
         assert_eq!((uring.short_receives.len(), uring.ring.submission().len()), (1, 0));
         let mut list = SendList::new();
         list.push(Buf::copy_of(b"data").unwrap());
-        submit(&mut uring, &mut ops, Op::Send { socket: one, list });
+        submit(&mut uring, &mut ops, Op::Send { socket: one, list, whole: true });
         assert_eq!((uring.short_receives.len(), uring.ring.submission().len()), (1, 1));
         // The receive finds the data that was sent in the same turn.
         uring.turn(Wait::No, &mut ops, &mut Vec::new());

@@ -15,6 +15,7 @@ use s2n_tls::security::Policy;
 use zeroize::Zeroizing;
 
 use super::error::TlsConfigError;
+use super::traffic;
 
 /// s2n's policy of only TLS 1.3, with the three suites of AES-GCM and ChaCha20. A PSK selects the
 /// suite by its hash; [`super::handshake`] refuses ChaCha20.
@@ -262,6 +263,7 @@ fn builder(policy: &str) -> Result<Builder, TlsConfigError> {
         builder.set_security_policy(&Policy::from_version(policy)?)?;
         // Blinding delays defend modes of TLS 1.2 that are not spoken here.
         builder.set_max_blinding_delay(0)?;
+        traffic::log_keys(&mut builder)?;
         Ok(builder)
     };
     made().map_err(|error| TlsConfigError::new("TLS", &error))

@@ -11,9 +11,14 @@ use super::certificate::leaf_names;
 use super::config::{HelloOutcome, TlsClient, TlsServer, client_connection, server_connection};
 use super::engine::Engine;
 use super::error::TlsFailure;
-use super::stream::TlsStream;
+use super::kernel::{KernelRecords, take_records};
+use super::library::LibraryRecords;
+use super::record_boundary::RecordBoundary;
+use super::stream::{Records, TlsStream};
+use super::traffic::{self, Side, Suite, TrafficSecrets};
 use crate::blocking::compute;
 use crate::buf::{self, Buf};
+use crate::driver::kernel_tls;
 use crate::limits::{BUF_MIN_BYTES, TLS_HANDSHAKE_BYTES};
 use crate::net::Stream;
 
@@ -26,9 +31,6 @@ const REFUSAL: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
 
 /// Where an alert without encryption has its level.
 const REFUSAL_LEVEL_AT: usize = 5;
-
-/// Suites that are accepted, as the library names them.
-const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
 
 /// Identity that the peer has proven in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +52,12 @@ impl TlsServer {
     pub async fn accept(&self, stream: Stream, received: &[u8]) -> Result<TlsStream, TlsFailure> {
         let (connection, outcome) = server_connection(self).map_err(|error| failure(&error))?;
         let negotiated = negotiate(stream, connection, received.to_vec()).await;
-        let stream = negotiated.map_err(|failed| match outcome.refusal.lock().take() {
+        let negotiated = negotiated.map_err(|failed| match outcome.refusal.lock().take() {
             Some(refusal) => TlsFailure::Psk(refusal),
             None => failed,
         })?;
-        let peer = self.peer(&stream.connection(), &outcome)?;
-        Ok(stream.with_peer(peer))
+        let peer = self.peer(negotiated.engine.connection(), &outcome)?;
+        negotiated.establish(Side::Server, peer).await
     }
 
     fn peer(
@@ -96,16 +98,16 @@ impl TlsClient {
     /// The stream is of no more use; the alert has been sent, if one is due.
     pub async fn connect(&self, stream: Stream, received: &[u8]) -> Result<TlsStream, TlsFailure> {
         let connection = client_connection(self).map_err(|error| failure(&error))?;
-        let stream = negotiate(stream, connection, received.to_vec()).await?;
+        let negotiated = negotiate(stream, connection, received.to_vec()).await?;
         let peer = match &self.server_name {
             Some(name) => PeerIdentity::Certificate(vec![name.clone()]),
             None => {
-                let psk = negotiated_psk(&stream.connection());
+                let psk = negotiated_psk(negotiated.engine.connection());
                 let none = || TlsFailure::Protocol("the server used no pre-shared key".to_owned());
                 PeerIdentity::Psk(psk.ok_or_else(none)?)
             }
         };
-        Ok(stream.with_peer(peer))
+        negotiated.establish(Side::Client, peer).await
     }
 }
 
@@ -120,14 +122,18 @@ struct Step {
     engine: Engine,
     input: Vec<u8>,
     output: Vec<u8>,
+    /// Present if the kernel may take the records.
+    secrets: Option<TrafficSecrets>,
 }
 
 impl Step {
     /// Continues as far as the input goes; `Pending` for lack of it.
-    fn run(&mut self) -> Poll<Result<(), TlsFailure>> {
+    fn run(&mut self) -> Poll<Result<Suite, TlsFailure>> {
         loop {
             let mut out = [0; BUF_MIN_BYTES];
-            let (result, moved) = self.engine.negotiate(&self.input, &mut out);
+            let (engine, input) = (&mut self.engine, &self.input);
+            let (result, moved) =
+                traffic::collecting(&mut self.secrets, || engine.negotiate(input, &mut out));
             self.input.drain(..moved.taken);
             self.output.extend_from_slice(&out[..moved.written]);
             match result {
@@ -152,14 +158,13 @@ impl Step {
         }
     }
 
-    fn check(&self) -> Result<(), TlsFailure> {
+    fn check(&self) -> Result<Suite, TlsFailure> {
         let connection = self.engine.connection();
         let version = connection.actual_protocol_version().map_err(|error| failure(&error))?;
         let suite = connection.cipher_suite().map_err(|error| failure(&error))?;
-        if version != Version::TLS13 || !SUITES.contains(&suite) {
-            return Err(TlsFailure::Protocol(format!("{version:?} with {suite} is not accepted")));
-        }
-        Ok(())
+        let accepted = Suite::named(suite).filter(|_| version == Version::TLS13);
+        let refused = || TlsFailure::Protocol(format!("{version:?} with {suite} is not accepted"));
+        accepted.ok_or_else(refused)
     }
 }
 
@@ -173,22 +178,59 @@ fn failure(error: &Error) -> TlsFailure {
     }
 }
 
+/// Finished handshake.
+struct Negotiated {
+    stream: Stream,
+    engine: Engine,
+    suite: Suite,
+    /// Bytes after the handshake that have been received.
+    early: Vec<u8>,
+    /// Present if the kernel may take the records.
+    secrets: Option<TrafficSecrets>,
+}
+
+impl Negotiated {
+    /// The stream, with its records in the kernel if that takes them.
+    async fn establish(self, side: Side, peer: PeerIdentity) -> Result<TlsStream, TlsFailure> {
+        let Negotiated { stream, engine, suite, early, secrets } = self;
+        if let Some(secrets) = secrets {
+            // It may load modules with ciphers.
+            let socket = stream.clone();
+            let taken = compute(move || take_records(&socket, &secrets, suite, side)).await??;
+            if taken {
+                let records = Records::Kernel(KernelRecords::new(side));
+                return Ok(TlsStream::new(stream, records, suite, peer));
+            }
+        }
+        let records = Records::Library(Box::new(LibraryRecords::new(engine, &early)?));
+        Ok(TlsStream::new(stream, records, suite, peer))
+    }
+}
+
 async fn negotiate(
     stream: Stream,
     connection: Connection,
     input: Vec<u8>,
-) -> Result<TlsStream, TlsFailure> {
+) -> Result<Negotiated, TlsFailure> {
     let engine = Engine::new(connection).map_err(|error| failure(&error))?;
     let mut received = input.len();
+    let mut boundary = RecordBoundary::default();
+    boundary.advance(&input);
     let mut has_sent = false;
-    let mut step = Step { engine, input, output: Vec::new() };
+    let mut has_started = false;
+    let is_socket = stream.descriptor().is_some();
+    let mut step = Step { engine, input, output: Vec::new(), secrets: None };
     loop {
         let (back, result) = compute(move || {
+            if !has_started && is_socket && kernel_tls::is_available() {
+                step.secrets = Some(TrafficSecrets::default());
+            }
             let result = step.run();
             (step, result)
         })
         .await?;
         step = back;
+        has_started = true;
         let is_fatal = step.output.get(REFUSAL_LEVEL_AT) == Some(&REFUSAL[REFUSAL_LEVEL_AT]);
         if matches!(result, Poll::Ready(Err(_))) && !is_fatal && !has_sent {
             // The library only closes after a refused key. A peer that sees no more would retry.
@@ -197,11 +239,22 @@ async fn negotiate(
         has_sent |= !step.output.is_empty();
         send(&stream, std::mem::take(&mut step.output)).await?;
         match result {
-            Poll::Ready(Ok(())) => return TlsStream::new(stream, step.engine, &step.input),
+            Poll::Ready(Ok(suite)) => {
+                let Step { engine, input: early, secrets, .. } = step;
+                // The kernel begins with the first record after the handshake.
+                let is_whole = early.is_empty() && boundary.is_between_records();
+                let secrets = secrets.filter(|_| is_whole);
+                return Ok(Negotiated { stream, engine, suite, early, secrets });
+            }
             Poll::Ready(Err(failed)) => return Err(failed),
             Poll::Pending => {}
         }
-        let (result, place) = stream.recv(buf::alloc_small(BUF_MIN_BYTES)).await;
+        // The kernel needs every byte after the last record of the handshake.
+        let room = match &step.secrets {
+            Some(_) => boundary.missing().min(BUF_MIN_BYTES),
+            None => BUF_MIN_BYTES,
+        };
+        let (result, place) = stream.recv(buf::alloc_small(room)).await;
         let count = result?;
         received += count;
         if count == 0 {
@@ -210,6 +263,7 @@ async fn negotiate(
         if received > TLS_HANDSHAKE_BYTES {
             return Err(TlsFailure::Protocol("its messages are too long".to_owned()));
         }
+        boundary.advance(&place[..count]);
         step.input.extend_from_slice(&place[..count]);
     }
 }

@@ -1,26 +1,14 @@
 //! Encrypted stream: the operations of a [`Stream`], with records in between.
-//!
-//! Received records wait in one buffer until they are decrypted into the places of the caller. Data
-//! to send is encrypted into one buffer for each send; small pieces share a record.
 
-use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
-use std::task::Poll;
 
-use s2n_tls::connection::Connection;
-use s2n_tls::error::{Error, ErrorType};
-
-use super::engine::{Engine, record_bytes};
-use super::error::TlsFailure;
 use super::handshake::PeerIdentity;
-use crate::buf::{self, Buf, BufMut, ReceiveBudget};
-use crate::limits::{
-    BUF_MIN_BYTES, TLS_BUDGET_BYTES, TLS_CLOSE_TIMEOUT, TLS_RECORD_BYTES, TLS_RX_MAX_BYTES,
-    TLS_RX_MIN_BYTES, TLS_RX_SHRINK_AFTER, TLS_TX_BYTES,
-};
+use super::kernel::KernelRecords;
+use super::library::LibraryRecords;
+use super::traffic::Suite;
+use crate::buf::BufMut;
 use crate::net::Stream;
-use crate::time;
 use crate::vectored::{RecvList, SendList};
 
 /// Encrypted connection. As a [`Stream`], it has one receiver and one sender at a time; it stays on
@@ -32,91 +20,43 @@ pub struct TlsStream {
 }
 
 struct Session {
-    engine: RefCell<Engine>,
-    incoming: RefCell<Incoming>,
-    outgoing: RefCell<Outgoing>,
-    budget: ReceiveBudget,
+    records: Records,
+    suite: Suite,
     peer: PeerIdentity,
 }
 
-/// Receiving direction.
-struct Incoming {
-    records: Records,
-    /// Size of the next buffer.
-    size: usize,
-    small_receives: u32,
+/// Records of an established connection.
+pub(super) enum Records {
+    Library(Box<LibraryRecords>),
+    Kernel(KernelRecords),
 }
 
-/// Received records that are not decrypted yet.
-enum Records {
-    /// A buffer, and where its unread bytes begin and end.
-    Here(BufMut, usize, usize),
-    None,
-    /// A receive is in flight. If it was dropped, records are lost.
-    InFlight,
-    /// The peer has ended the stream in order.
-    Ended,
-    Failed,
-}
-
-/// Sending direction.
-struct Outgoing {
-    /// Small pieces of one record.
-    staged: Box<[u8; TLS_RECORD_BYTES]>,
-    list: Option<SendList>,
-    state: OutgoingState,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OutgoingState {
-    Open,
-    /// If the send was dropped, records are lost.
-    InFlight,
-    /// The closure alert was sent, or the stream has failed.
-    Closed,
+/// Who encrypts and decrypts the records of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsRecordLayer {
+    /// The TLS library, in user space.
+    Library,
+    /// The kernel: sends and receives are those of a plain socket.
+    Kernel,
 }
 
 impl TlsStream {
-    /// Stream after a handshake. `early` are bytes after the handshake that have been received.
-    pub(super) fn new(stream: Stream, engine: Engine, early: &[u8]) -> Result<Self, TlsFailure> {
-        let records = match early.len() {
-            0 => Records::None,
-            // The last receive of the handshake had a small buffer.
-            length if length <= BUF_MIN_BYTES => {
-                let mut buffer = buf::alloc_small(length);
-                buffer.copy_from_slice(early);
-                Records::Here(buffer, 0, length)
-            }
-            _ => return Err(TlsFailure::Protocol("too much data after the handshake".to_owned())),
-        };
-        let session = Session {
-            engine: RefCell::new(engine),
-            incoming: RefCell::new(Incoming { records, size: TLS_RX_MIN_BYTES, small_receives: 0 }),
-            outgoing: RefCell::new(Outgoing {
-                staged: Box::new([0; TLS_RECORD_BYTES]),
-                list: Some(SendList::new()),
-                state: OutgoingState::Open,
-            }),
-            budget: ReceiveBudget::new(TLS_BUDGET_BYTES),
-            peer: PeerIdentity::Anonymous,
-        };
-        Ok(TlsStream { stream, session: Rc::new(session) })
-    }
-
-    pub(super) fn with_peer(self, peer: PeerIdentity) -> TlsStream {
-        let TlsStream { stream, session } = self;
-        let session = Rc::into_inner(session).map(|session| Session { peer, ..session });
-        TlsStream { stream, session: Rc::new(session.expect("the handshake made it just now")) }
-    }
-
-    pub(super) fn connection(&self) -> std::cell::Ref<'_, Connection> {
-        std::cell::Ref::map(self.session.engine.borrow(), Engine::connection)
+    pub(super) fn new(
+        stream: Stream,
+        records: Records,
+        suite: Suite,
+        peer: PeerIdentity,
+    ) -> TlsStream {
+        TlsStream { stream, session: Rc::new(Session { records, suite, peer }) }
     }
 
     /// Sends a KeyUpdate before the next data.
     #[cfg(test)]
     pub(super) fn update_keys(&self) {
-        self.session.engine.borrow_mut().update_keys();
+        match &self.session.records {
+            Records::Library(library) => library.update_keys(),
+            Records::Kernel(_) => panic!("the kernel's keys stay"),
+        }
     }
 
     /// Identity that the peer has proven.
@@ -125,8 +65,16 @@ impl TlsStream {
     }
 
     /// The cipher suite, as RFC 8446 names it.
-    pub fn suite(&self) -> String {
-        self.connection().cipher_suite().unwrap_or_default().to_owned()
+    pub fn suite(&self) -> &'static str {
+        self.session.suite.name()
+    }
+
+    /// Who has the records.
+    pub fn record_layer(&self) -> TlsRecordLayer {
+        match &self.session.records {
+            Records::Library(_) => TlsRecordLayer::Library,
+            Records::Kernel(_) => TlsRecordLayer::Kernel,
+        }
     }
 
     /// Socket below. Only its ends and its addresses are of use.
@@ -135,31 +83,27 @@ impl TlsStream {
     }
 
     /// As [`Stream::recv`].
-    pub async fn recv(&self, mut place: BufMut) -> (io::Result<usize>, BufMut) {
-        let result = match place.is_empty() {
-            true => Ok(0),
-            false => self.receive(|session| session.decrypt(std::iter::once(&mut place))).await,
-        };
-        (result, place)
+    pub async fn recv(&self, place: BufMut) -> (io::Result<usize>, BufMut) {
+        match &self.session.records {
+            Records::Library(library) => library.recv(&self.stream, place).await,
+            Records::Kernel(kernel) => kernel.recv(&self.stream, place).await,
+        }
     }
 
     /// As [`Stream::recv_vectored`].
-    pub async fn recv_vectored(&self, mut list: RecvList) -> (io::Result<usize>, RecvList) {
-        let result = self.receive(|session| session.decrypt(list.bufs_mut().iter_mut())).await;
-        (result, list)
+    pub async fn recv_vectored(&self, list: RecvList) -> (io::Result<usize>, RecvList) {
+        match &self.session.records {
+            Records::Library(library) => library.recv_vectored(&self.stream, list).await,
+            Records::Kernel(kernel) => kernel.recv_vectored(&self.stream, list).await,
+        }
     }
 
     /// As [`Stream::send`]: sends a part of the list, and removes it from the list.
-    pub async fn send(&self, mut list: SendList) -> (io::Result<usize>, SendList) {
-        let encrypted = self.session.encrypt(list.pending());
-        let sent = match encrypted {
-            Ok((records, taken)) => self.send_records(records).await.map(|()| taken),
-            Err(error) => Err(error),
-        };
-        if let Ok(taken) = sent {
-            list.advance(taken);
+    pub async fn send(&self, list: SendList) -> (io::Result<usize>, SendList) {
+        match &self.session.records {
+            Records::Library(library) => library.send(&self.stream, list).await,
+            Records::Kernel(kernel) => kernel.send(&self.stream, list).await,
         }
-        (sent, list)
     }
 
     /// Sends the closure alert, after which nothing is sent. The peer then knows that it has
@@ -168,226 +112,12 @@ impl TlsStream {
     ///
     /// # Errors
     /// Errors of the system.
+    ///
+    /// [`TLS_CLOSE_TIMEOUT`]: crate::limits::TLS_CLOSE_TIMEOUT
     pub async fn close(&self) -> io::Result<()> {
-        let Some(alert) = self.session.closure_alert() else { return Ok(()) };
-        let sent = time::timeout(TLS_CLOSE_TIMEOUT, self.send_records(alert)).await;
-        self.session.outgoing.borrow_mut().state = OutgoingState::Closed;
-        sent.unwrap_or(Ok(()))
-    }
-
-    /// Decrypts received records, and receives more until there is data or the end.
-    async fn receive(
-        &self,
-        mut decrypt: impl FnMut(&Session) -> io::Result<Decrypted>,
-    ) -> io::Result<usize> {
-        loop {
-            match decrypt(&self.session)? {
-                Decrypted::Bytes(count) => return Ok(count),
-                Decrypted::End => return Ok(0),
-                Decrypted::Nothing => {}
-            }
-            let place = self.session.begin_receive();
-            let (result, place) = self.stream.recv(place).await;
-            self.session.end_receive(&result, place);
-            result?;
+        match &self.session.records {
+            Records::Library(library) => library.close(&self.stream).await,
+            Records::Kernel(kernel) => kernel.close(&self.stream).await,
         }
-    }
-
-    async fn send_records(&self, records: BufMut) -> io::Result<()> {
-        let mut list = {
-            let mut outgoing = self.session.outgoing.borrow_mut();
-            outgoing.state = OutgoingState::InFlight;
-            outgoing.list.take().unwrap_or_default()
-        };
-        list.push(records.freeze());
-        let (result, mut list) = self.stream.send_all(list).await;
-        list.clear();
-        let mut outgoing = self.session.outgoing.borrow_mut();
-        outgoing.list = Some(list);
-        outgoing.state = match result {
-            Ok(()) => OutgoingState::Open,
-            Err(_) => OutgoingState::Closed,
-        };
-        result
-    }
-}
-
-/// Result of decrypting received records.
-enum Decrypted {
-    /// This number of bytes, at least one.
-    Bytes(usize),
-    /// More records are needed.
-    Nothing,
-    End,
-}
-
-impl Session {
-    /// Decrypts into `places`, in order, as much as has been received.
-    fn decrypt<'a>(&self, places: impl Iterator<Item = &'a mut BufMut>) -> io::Result<Decrypted> {
-        let mut incoming = self.incoming.borrow_mut();
-        let mut engine = self.engine.borrow_mut();
-        let mut count = 0;
-        for place in places {
-            let mut have = 0;
-            while have < place.len() {
-                match incoming.decrypt(&mut engine, &mut place[have..])? {
-                    Decrypted::Bytes(more) => (have, count) = (have + more, count + more),
-                    _ if count > 0 => return Ok(Decrypted::Bytes(count)),
-                    none => return Ok(none),
-                }
-            }
-        }
-        Ok(Decrypted::Bytes(count))
-    }
-
-    /// Buffer for the next records. It never waits for memory.
-    fn begin_receive(&self) -> BufMut {
-        let mut incoming = self.incoming.borrow_mut();
-        incoming.records = Records::InFlight;
-        let pooled = self.budget.try_alloc_passing(incoming.size);
-        pooled.unwrap_or_else(|| buf::alloc_small(BUF_MIN_BYTES))
-    }
-
-    fn end_receive(&self, result: &io::Result<usize>, place: BufMut) {
-        let mut incoming = self.incoming.borrow_mut();
-        incoming.records = match *result {
-            // A peer may end without a closure alert. The protocols above detect truncation.
-            Ok(0) => Records::Ended,
-            Ok(count) => {
-                incoming.adapt(count, count == place.len());
-                Records::Here(place, 0, count)
-            }
-            Err(_) => Records::Failed,
-        };
-    }
-
-    /// Encrypts the front of `data`, as far as one buffer goes. Returns the records, and the number
-    /// of bytes that are in them.
-    fn encrypt(&self, data: &[Buf]) -> io::Result<(BufMut, usize)> {
-        let mut outgoing = self.outgoing.borrow_mut();
-        if outgoing.state != OutgoingState::Open {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        let mut engine = self.engine.borrow_mut();
-        let all = data.iter().map(|piece| piece.len()).sum();
-        let room = record_bytes(all).min(TLS_TX_BYTES);
-        let pooled = self.budget.try_alloc_passing(room);
-        let mut out = pooled.unwrap_or_else(|| buf::alloc_small(BUF_MIN_BYTES));
-        let (mut pieces, mut at) = (data.iter(), 0);
-        let mut piece: &[u8] = pieces.next().map_or(&[], |first| first);
-        let mut taken = 0;
-        while taken < all {
-            let room = out.len() - at;
-            let fits = room.saturating_sub(record_bytes(0).max(record_bytes(1) - 1));
-            let length = fits.min(TLS_RECORD_BYTES).min(all - taken);
-            if length == 0 {
-                break;
-            }
-            let mut filled = 0;
-            let whole = piece.len() >= length;
-            while !whole && filled < length {
-                let part = piece.len().min(length - filled);
-                outgoing.staged[filled..filled + part].copy_from_slice(&piece[..part]);
-                filled += part;
-                piece = &piece[part..];
-                if piece.is_empty() {
-                    piece = pieces.next().map_or(&[], |next| next);
-                }
-            }
-            let record = if whole { &piece[..length] } else { &outgoing.staged[..length] };
-            let (result, moved) = engine.encrypt(record, &mut out[at..]);
-            if whole {
-                piece = &piece[length..];
-                if piece.is_empty() {
-                    piece = pieces.next().map_or(&[], |next| next);
-                }
-            }
-            at += moved.written;
-            match result {
-                Poll::Ready(Ok(count)) if count == length => taken += length,
-                Poll::Ready(Err(error)) => {
-                    outgoing.state = OutgoingState::Closed;
-                    return Err(broken(&error));
-                }
-                _ => {
-                    outgoing.state = OutgoingState::Closed;
-                    return Err(io::Error::other("a TLS record does not fit its buffer"));
-                }
-            }
-        }
-        out.truncate(at);
-        Ok((out, taken))
-    }
-
-    /// The closure alert; `None` if nothing can be sent any more.
-    fn closure_alert(&self) -> Option<BufMut> {
-        if self.outgoing.borrow().state != OutgoingState::Open {
-            return None;
-        }
-        let mut out = buf::alloc_small(BUF_MIN_BYTES);
-        let written = self.engine.borrow_mut().close(&mut out);
-        out.truncate(written);
-        Some(out)
-    }
-}
-
-impl Incoming {
-    /// Decrypts into `place`, which is not empty.
-    fn decrypt(&mut self, engine: &mut Engine, place: &mut [u8]) -> io::Result<Decrypted> {
-        let input: &[u8] = match &self.records {
-            Records::Here(buffer, begin, end) => &buffer[*begin..*end],
-            Records::None => &[],
-            Records::Ended => return Ok(Decrypted::End),
-            Records::InFlight | Records::Failed => return Err(io::ErrorKind::NotConnected.into()),
-        };
-        let (result, moved) = engine.decrypt(input, place);
-        let is_used_up = moved.taken == input.len();
-        if let Records::Here(_, begin, _) = &mut self.records {
-            *begin += moved.taken;
-        }
-        if is_used_up {
-            self.records = Records::None;
-        }
-        match result {
-            Poll::Ready(Ok(0)) => {
-                self.records = Records::Ended;
-                Ok(Decrypted::End)
-            }
-            Poll::Ready(Ok(count)) => Ok(Decrypted::Bytes(count)),
-            Poll::Pending if is_used_up => Ok(Decrypted::Nothing),
-            Poll::Pending => {
-                self.records = Records::Failed;
-                Err(io::Error::other("the TLS library reads no more records"))
-            }
-            Poll::Ready(Err(error)) => {
-                self.records = Records::Failed;
-                Err(broken(&error))
-            }
-        }
-    }
-
-    /// Doubles the buffer when it is filled, and halves it after many small receives.
-    fn adapt(&mut self, received: usize, filled: bool) {
-        if filled {
-            self.size = (self.size * 2).min(TLS_RX_MAX_BYTES);
-            self.small_receives = 0;
-        } else if received < self.size / 4 && self.size > TLS_RX_MIN_BYTES {
-            self.small_receives += 1;
-            if self.small_receives >= TLS_RX_SHRINK_AFTER {
-                self.size /= 2;
-                self.small_receives = 0;
-            }
-        } else {
-            self.small_receives = 0;
-        }
-    }
-}
-
-/// Error of a stream with a broken record.
-fn broken(error: &Error) -> io::Error {
-    match error.kind() {
-        ErrorType::Alert => io::ErrorKind::ConnectionAborted.into(),
-        ErrorType::ConnectionClosed => io::ErrorKind::BrokenPipe.into(),
-        _ => io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {}", error.message())),
     }
 }

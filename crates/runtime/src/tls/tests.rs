@@ -101,7 +101,7 @@ fn each_hash_selects_its_suite() {
             (TlsPskHash::Sha384, "TLS_AES_256_GCM_SHA384"),
         ] {
             let (server, client) = pair(hash).await;
-            assert_eq!((server.suite().as_str(), client.suite().as_str()), (suite, suite));
+            assert_eq!((server.suite(), client.suite()), (suite, suite));
             let identity = PeerIdentity::Psk(b"NVMe0R01 host subsystem".to_vec());
             assert_eq!((server.peer_identity(), client.peer_identity()), (&identity, &identity));
         }

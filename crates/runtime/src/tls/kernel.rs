@@ -1,0 +1,326 @@
+//! Records by the kernel: after the handshake, sends and receives of the socket are those of a
+//! plain one.
+//!
+//! Keys stay as the handshake made them: a KeyUpdate of the peer ends the connection, and so does
+//! every other message than a session ticket, which a client ignores.
+
+use std::cell::Cell;
+use std::io;
+
+use super::traffic::{Side, Suite, TrafficSecrets};
+use crate::buf::{self, BufMut};
+use crate::driver::kernel_tls::{self, KernelTlsDirection};
+use crate::limits::{TLS_CLOSE_TIMEOUT, TLS_RECORD_BYTES};
+use crate::net::Stream;
+use crate::time;
+use crate::vectored::{RecvList, SendList};
+
+// Types of records, messages and alerts (RFC 8446, sections 5.1, 4 and 6).
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const NEW_SESSION_TICKET: u8 = 4;
+const KEY_UPDATE: u8 = 24;
+const CLOSE_NOTIFY: u8 = 0;
+const UNEXPECTED_MESSAGE: u8 = 10;
+const BAD_RECORD: u8 = 20;
+
+/// Alert that ends the stream in order.
+const CLOSURE: [u8; 2] = [1, CLOSE_NOTIFY];
+
+/// Hands the records of both directions to the kernel, after the last message of the handshake and
+/// before the first record of data. False if the kernel does not take them, and nothing has changed.
+///
+/// # Errors
+/// The kernel took only one direction.
+pub(super) fn take_records(
+    stream: &Stream,
+    secrets: &TrafficSecrets,
+    suite: Suite,
+    side: Side,
+) -> io::Result<bool> {
+    let (Some(raw), Some(receiving), Some(sending)) = (
+        stream.descriptor(),
+        secrets.kernel_keys(suite, side.peer()),
+        secrets.kernel_keys(suite, side),
+    ) else {
+        return Ok(false);
+    };
+    let received = kernel_tls::attach(raw)
+        .and_then(|()| kernel_tls::set_keys(raw, KernelTlsDirection::Receive, &receiving));
+    if received.is_err() {
+        return Ok(false);
+    }
+    kernel_tls::expect_no_padding(raw);
+    kernel_tls::set_keys(raw, KernelTlsDirection::Send, &sending)?;
+    Ok(true)
+}
+
+/// Both directions of a stream whose records the kernel has.
+pub(super) struct KernelRecords {
+    side: Side,
+    receiving: Cell<Receiving>,
+    sending: Cell<Sending>,
+    /// Alert at the end of the stream: its level and description.
+    alert: Cell<[u8; 2]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receiving {
+    Open,
+    /// If the receive was dropped, data is lost.
+    InFlight,
+    /// The peer has ended the stream in order.
+    Ended,
+    Failed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    Open,
+    /// If the send was dropped, data is lost.
+    InFlight,
+    /// The closure alert was sent, or the stream has failed.
+    Closed,
+}
+
+impl KernelRecords {
+    pub(super) fn new(side: Side) -> KernelRecords {
+        KernelRecords {
+            side,
+            receiving: Cell::new(Receiving::Open),
+            sending: Cell::new(Sending::Open),
+            alert: Cell::new(CLOSURE),
+        }
+    }
+
+    pub(super) async fn recv(
+        &self,
+        stream: &Stream,
+        mut place: BufMut,
+    ) -> (io::Result<usize>, BufMut) {
+        loop {
+            if let Some(result) = self.begin_receive(place.is_empty()) {
+                return (result, place);
+            }
+            let (result, back) = stream.recv(place).await;
+            place = back;
+            if let Some(result) = self.end_receive(stream, result) {
+                return (result, place);
+            }
+        }
+    }
+
+    pub(super) async fn recv_vectored(
+        &self,
+        stream: &Stream,
+        mut list: RecvList,
+    ) -> (io::Result<usize>, RecvList) {
+        loop {
+            if let Some(result) = self.begin_receive(list.bytes() == 0) {
+                return (result, list);
+            }
+            let (result, back) = stream.recv_vectored(list).await;
+            list = back;
+            if let Some(result) = self.end_receive(stream, result) {
+                return (result, list);
+            }
+        }
+    }
+
+    /// The result of a receive that needs no system call.
+    fn begin_receive(&self, no_room: bool) -> Option<io::Result<usize>> {
+        match self.receiving.get() {
+            Receiving::Open if no_room => Some(Ok(0)),
+            Receiving::Open => {
+                self.receiving.set(Receiving::InFlight);
+                None
+            }
+            Receiving::Ended => Some(Ok(0)),
+            Receiving::InFlight | Receiving::Failed => {
+                Some(Err(io::ErrorKind::NotConnected.into()))
+            }
+        }
+    }
+
+    /// The result for the caller; `None` to receive again.
+    fn end_receive(&self, stream: &Stream, result: io::Result<usize>) -> Option<io::Result<usize>> {
+        let received = match result {
+            // A peer may end without a closure alert. The protocols above detect truncation.
+            Ok(0) => Received::End,
+            Ok(count) => {
+                self.receiving.set(Receiving::Open);
+                return Some(Ok(count));
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+                self.receive_message(stream).unwrap_or(Received::Failed(None, error))
+            }
+            Err(error) => refused_record(error),
+        };
+        match received {
+            Received::Nothing => {
+                self.receiving.set(Receiving::Open);
+                None
+            }
+            Received::End => {
+                self.receiving.set(Receiving::Ended);
+                Some(Ok(0))
+            }
+            Received::Failed(alert, error) => {
+                self.receiving.set(Receiving::Failed);
+                if let Some(description) = alert {
+                    self.alert.set([2, description]);
+                }
+                Some(Err(error))
+            }
+        }
+    }
+
+    /// Takes a record out that is not data. `None` if there is none.
+    fn receive_message(&self, stream: &Stream) -> Option<Received> {
+        // The kernel gives a record in one piece.
+        let mut content = vec![0; TLS_RECORD_BYTES];
+        let found = kernel_tls::receive_record(stream.descriptor()?, &mut content);
+        let (kind, length) = found.ok()?;
+        Some(classify(self.side, kind, &content[..length]))
+    }
+
+    /// As [`Stream::send`].
+    pub(super) async fn send(
+        &self,
+        stream: &Stream,
+        list: SendList,
+    ) -> (io::Result<usize>, SendList) {
+        if self.sending.get() != Sending::Open {
+            return (Err(io::ErrorKind::BrokenPipe.into()), list);
+        }
+        self.sending.set(Sending::InFlight);
+        let (result, list) = stream.send_part(list).await;
+        self.sending.set(if result.is_ok() { Sending::Open } else { Sending::Closed });
+        (result, list)
+    }
+
+    /// As [`super::TlsStream::close`].
+    pub(super) async fn close(&self, stream: &Stream) -> io::Result<()> {
+        if self.sending.get() != Sending::Open {
+            return Ok(());
+        }
+        self.sending.set(Sending::InFlight);
+        let mut content = buf::alloc_small(CLOSURE.len());
+        content.copy_from_slice(&self.alert.get());
+        let mut list = SendList::new().with_tls_record_type(ALERT);
+        list.push(content.freeze());
+        let sent = time::timeout(TLS_CLOSE_TIMEOUT, stream.send_part(list)).await;
+        self.sending.set(Sending::Closed);
+        sent.map_or(Ok(()), |(result, _)| result.map(drop))
+    }
+}
+
+/// Meaning of a record that is not data, or of a failed receive.
+enum Received {
+    /// It is ignored.
+    Nothing,
+    /// The end of the stream.
+    End,
+    /// The end of the connection, and the alert that the peer is due.
+    Failed(Option<u8>, io::Error),
+}
+
+fn classify(side: Side, kind: u8, content: &[u8]) -> Received {
+    match (kind, content) {
+        (ALERT, [_, CLOSE_NOTIFY]) => Received::End,
+        (ALERT, _) => Received::Failed(None, io::ErrorKind::ConnectionAborted.into()),
+        (HANDSHAKE, [KEY_UPDATE, ..]) => refused(
+            UNEXPECTED_MESSAGE,
+            "the peer changes its keys, which takes a new connection when the kernel has them",
+        ),
+        (HANDSHAKE, tickets) if side == Side::Client && are_session_tickets(tickets) => {
+            Received::Nothing
+        }
+        _ => refused(UNEXPECTED_MESSAGE, "an unexpected message"),
+    }
+}
+
+/// True for whole messages of servers that offer to resume the session.
+fn are_session_tickets(mut messages: &[u8]) -> bool {
+    while let [NEW_SESSION_TICKET, high, middle, low, rest @ ..] = messages {
+        let length = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+        match rest.get(length..) {
+            Some([]) => return true,
+            Some(more) => messages = more,
+            None => return false,
+        }
+    }
+    false
+}
+
+/// The kernel's errors for records that it refuses, and errors of the connection.
+fn refused_record(error: io::Error) -> Received {
+    match error.raw_os_error() {
+        Some(libc::EBADMSG) => refused(BAD_RECORD, "a record fails authentication"),
+        Some(libc::EMSGSIZE | libc::EINVAL) => refused(BAD_RECORD, "a record is malformed"),
+        _ => Received::Failed(None, error),
+    }
+}
+
+fn refused(alert: u8, reason: &str) -> Received {
+    let error = io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {reason}"));
+    Received::Failed(Some(alert), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(received: Received) -> String {
+        match received {
+            Received::Nothing => "nothing".to_owned(),
+            Received::End => "end".to_owned(),
+            Received::Failed(alert, error) => format!("{alert:?} {:?}", error.kind()),
+        }
+    }
+
+    #[test]
+    fn records_that_are_not_data_are_classified() {
+        let ticket = [&[NEW_SESSION_TICKET, 0, 0, 3][..], &[7; 3]].concat();
+        let two = [&ticket[..], &ticket].concat();
+        let cases: [(&str, Side, u8, &[u8], &str); 15] = [
+            ("closure", Side::Server, ALERT, &[1, 0], "end"),
+            ("closure with another level", Side::Client, ALERT, &[2, 0], "end"),
+            ("fatal alert", Side::Server, ALERT, &[2, 80], "None ConnectionAborted"),
+            ("empty alert", Side::Server, ALERT, &[], "None ConnectionAborted"),
+            ("long alert", Side::Server, ALERT, &[1, 0, 0], "None ConnectionAborted"),
+            ("ticket", Side::Client, HANDSHAKE, &ticket, "nothing"),
+            ("two tickets", Side::Client, HANDSHAKE, &two, "nothing"),
+            ("ticket of a client", Side::Server, HANDSHAKE, &ticket, "Some(10) InvalidData"),
+            ("cut ticket", Side::Client, HANDSHAKE, &ticket[..6], "Some(10) InvalidData"),
+            ("ticket's header", Side::Client, HANDSHAKE, &ticket[..3], "Some(10) InvalidData"),
+            (
+                "ticket, key update",
+                Side::Client,
+                HANDSHAKE,
+                &[&ticket[..], &[KEY_UPDATE, 0, 0, 1, 0]].concat(),
+                "Some(10) InvalidData",
+            ),
+            ("key update", Side::Client, HANDSHAKE, &[24, 0, 0, 1, 0], "Some(10) InvalidData"),
+            ("renegotiation", Side::Server, HANDSHAKE, &[1, 0, 0, 0], "Some(10) InvalidData"),
+            ("empty message", Side::Client, HANDSHAKE, &[], "Some(10) InvalidData"),
+            ("unknown content", Side::Client, 25, &[1, 2, 3], "Some(10) InvalidData"),
+        ];
+        for (what, side, kind, content, wanted) in cases {
+            assert_eq!(text(classify(side, kind, content)), wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn refused_records_have_the_error_of_the_library() {
+        for (errno, wanted) in [
+            (libc::EBADMSG, "Some(20) InvalidData"),
+            (libc::EMSGSIZE, "Some(20) InvalidData"),
+            (libc::EINVAL, "Some(20) InvalidData"),
+            (libc::ECONNRESET, "None ConnectionReset"),
+        ] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(text(refused_record(error)), wanted);
+        }
+    }
+}
