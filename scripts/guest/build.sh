@@ -20,10 +20,11 @@ work=$cache/unpack
 
 # Modules to load, with all that they depend on. ext4 and virtio_pci are built into some kernels.
 # nvmet-tcp and its loop device let the tests check themselves against the kernel's own target.
-modules=(virtio_pci virtio_net 9pnet_virtio 9p ext4 nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp loop)
-# crc32c and crct10dif are reached by name through the crypto API, which `modprobe` cannot see.
+modules=(virtio_pci virtio_net 9pnet_virtio 9p ext4 nvme-core nvme-fabrics nvme-tcp nvmet nvmet-tcp loop tls)
+# Ciphers, hashes and checksums are reached by name through the crypto API, which `modprobe` cannot
+# see.
 modules_if_present=(crc32c_generic crct10dif_generic crc64-rocksoft nls_utf8
-    sha256_generic sha512_generic hmac dh_generic nvme-auth)
+    sha256_generic sha512_generic hmac dh_generic nvme-auth aes_generic ctr ghash-generic gcm aesni_intel)
 tools=(busybox nvme fio mkfs.ext4 fsck.ext4 blkdiscard)
 
 PATH=$PATH:/usr/sbin:/sbin

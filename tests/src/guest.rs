@@ -89,7 +89,7 @@ impl Image {
 }
 
 /// Script that runs in the guest.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Script<'a> {
     /// Files of `tests/guest/`, read in this order by one shell, after `lib.sh`.
     pub files: &'a [&'a str],
@@ -97,6 +97,9 @@ pub struct Script<'a> {
     pub variables: &'a [(&'a str, &'a str)],
     /// Arguments added to the kernel's command line.
     pub kernel_arguments: &'a str,
+    /// Program to bring into the guest: a file on the share, beside the folder `lib` with its
+    /// shared libraries.
+    pub program: Option<&'a Path>,
 }
 
 /// Result of a step of a script.
@@ -314,6 +317,29 @@ fn fill_share(share: &Path, script: &Script<'_>) {
         let _ = writeln!(main, ". ./{file}");
     }
     fs::write(share.join("run.sh"), main).expect("a file can be written in a fresh folder");
+    if let Some(program) = script.program {
+        bring(program, share);
+    }
+}
+
+/// Copies a program and its shared libraries to the share. The guest reads slowly, so the copy has
+/// no symbols.
+fn bring(program: &Path, share: &Path) {
+    let name = program.file_name().expect("a program has a name");
+    let copy = share.join(name);
+    let stripped = Command::new("strip").arg("-o").arg(&copy).arg(program).status();
+    if !stripped.is_ok_and(|status| status.success()) {
+        fs::copy(program, &copy).expect("a program can be copied");
+    }
+    let libraries = share.join("lib");
+    fs::create_dir(&libraries).expect("a folder can be made in a fresh one");
+    let listed = Command::new("ldd").arg(program).output().expect("ldd runs");
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    for line in listed.lines().filter_map(|line| line.split_once("=> ")) {
+        let library = Path::new(line.1.split(" (").next().unwrap_or_default());
+        let name = library.file_name().expect("a library has a name");
+        fs::copy(library, libraries.join(name)).expect("a library can be copied");
+    }
 }
 
 /// A running QEMU; killed when dropped.

@@ -7,7 +7,8 @@
 //! server,
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other,
-//! `tests/guest/authentication.sh` those for a host with keys.
+//! `tests/guest/authentication.sh` those for a host with keys,
+//! `tests/guest/ktls.sh` those for TLS by the kernel on both sides.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
@@ -23,7 +24,7 @@ use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
 use flagstone_tests::pools::Bed;
 use flagstone_tests::scratch::Scratch;
-use flagstone_tests::server::{NQN_PREFIX, Server};
+use flagstone_tests::server::{NQN_PREFIX, Server, binary};
 use flagstone_tests::tools;
 use flagstone_tests::vendor_commands::{self, Witness};
 
@@ -50,6 +51,7 @@ fn linux_host_survives_server_restarts() {
             ("SIZE_BYTES", &SIZE_BYTES.to_string()),
         ],
         kernel_arguments: "",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |request| match request {
         "restart" => {
@@ -65,7 +67,8 @@ fn linux_host_survives_server_restarts() {
     assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
 }
 
-/// Two hosts that fence each other with nvme-cli, across a restart of the server.
+/// Two hosts that fence each other with nvme-cli, across a restart of the server. Then the guest
+/// runs this program, with TLS by its kernel: one boot is cheaper than two.
 #[test]
 fn linux_hosts_fence_each_other_with_reservations() {
     let image = match Image::build() {
@@ -79,13 +82,14 @@ fn linux_hosts_fence_each_other_with_reservations() {
     let listener = "nvme-tcp://127.0.0.1:0";
     let mut server = Server::start_with(&[&volume], &[listener], &["--state", state]);
     let script = Script {
-        files: &["host.sh", "reservations.sh"],
+        files: &["host.sh", "reservations.sh", "ktls.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
             ("PORT", &server.port("nvme-tcp").to_string()),
             ("NQN", &format!("{NQN_PREFIX}db")),
         ],
         kernel_arguments: "nvme_core.multipath=N",
+        program: Some(binary()),
     };
     let report = guest::run(&image, &script, |request| match request {
         "restart" => {
@@ -136,6 +140,7 @@ fn linux_host_authenticates() {
             ("WRONG_KEY", &keys[2]),
         ],
         kernel_arguments: "",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |request| match request {
         "restart" => {
@@ -180,6 +185,7 @@ fn linux_host_keeps_a_late_volume() {
             ("NQN", &format!("{NQN_PREFIX}db")),
         ],
         kernel_arguments: "",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |request| {
         match request {
@@ -220,6 +226,7 @@ fn linux_host_follows_created_resized_and_deleted_volumes() {
             ("LARGE_BYTES", &LARGE_BYTES.to_string()),
         ],
         kernel_arguments: "",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |request| {
         let order = match request {
@@ -263,6 +270,7 @@ fn linux_multipath_follows_a_mirrored_volume() {
             ("NQN", &format!("{NQN_PREFIX}{VOLUME}")),
         ],
         kernel_arguments: "nvme_core.multipath=Y",
+        ..Script::default()
     };
     let mut source = 0;
     let report = guest::run_at(&pair.host(), &image, &script, |request| {
@@ -322,6 +330,7 @@ fn nvme_cli_sends_every_vendor_command() {
         ],
         // The default: a host with one of several paths must choose which errors it retries.
         kernel_arguments: "nvme_core.multipath=Y",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |request| witness.answer(request));
     println!("{}", report.summary());
@@ -350,6 +359,7 @@ fn linux_own_target_passes_the_same_scenario() {
         // Host and target run in one kernel: pages sent without a copy arrive as they are, and
         // Linux 6.1 treats such a page as a leak and stops.
         kernel_arguments: "hardened_usercopy=off",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |_| Err("the script serves itself".into()));
     println!("{}", report.summary());
@@ -369,6 +379,7 @@ fn refused_connection_fails_only_the_first_step() {
         // Port 1 of the loopback: only root may listen there.
         variables: &[("ADDRESS", HOST_ADDRESS), ("PORT", "1"), ("NQN", NQN_PREFIX)],
         kernel_arguments: "",
+        ..Script::default()
     };
     let report = guest::run(&image, &script, |_| Err("nothing to ask".into()));
     assert!(!report.passed());

@@ -91,7 +91,7 @@ fn expectations_change_findings() {
     let of_network: Vec<_> =
         server.results.findings.iter().filter(|f| !f.subject.starts_with("sd")).collect();
     let checks: Vec<_> = of_network.iter().map(|f| f.check).collect();
-    for check in ["MTU", "RSS", "socket limits"] {
+    for check in ["MTU", "RSS", "socket limits", "kernel TLS"] {
         assert!(checks.contains(&check), "{check}: {checks:?}");
     }
     assert!(has_passed(&server, "offloads", "ens4"));

@@ -11,6 +11,8 @@ use serde::Serialize;
 
 use crate::facts::{HostFacts, Observed, Unread};
 
+pub(crate) use network::TCP_PROTOCOLS;
+
 /// Google's page, the source of most advice.
 pub(crate) const GOOGLE: &str =
     "Google Cloud, Optimizing persistent disk and local SSD performance (2019)";

@@ -8,6 +8,8 @@ use super::{CheckResults, Evidence, KERNEL, REASONED, SettingChange, Severity};
 const SOCKET_BYTES: u64 = 16 << 20;
 /// Connections waiting for accept: a host connects all queues of all volumes at once.
 const BACKLOG: u64 = 1_024;
+/// Protocols over TCP that the kernel offers.
+pub(crate) const TCP_PROTOCOLS: &str = "net.ipv4.tcp_available_ulp";
 /// Packet size that holds a block of 4 KiB.
 const JUMBO_BYTES: u64 = 8_000;
 /// Receive queues above which one server gains nothing.
@@ -73,6 +75,18 @@ pub(super) fn judge(facts: &HostFacts, out: &mut CheckResults) {
         receive_queues(facts, interface, out);
     }
     sockets(facts, out);
+    kernel_tls(facts, out);
+}
+
+fn kernel_tls(facts: &HostFacts, out: &mut CheckResults) {
+    const CHECK: &str = "kernel TLS";
+    let Some(seen) = facts.sysctls.get(TCP_PROTOCOLS) else { return };
+    if seen.value.split_whitespace().any(|name| name == "tls") {
+        return out.passed(CHECK, "tls", "loaded");
+    }
+    out.found(CHECK, Severity::Info, "tls", "the module is not loaded", [seen.into()])
+        .effect("the kernel encrypts new TLS connections, without a copy in user space", REASONED)
+        .by_hand("modprobe tls", "rmmod tls", "only connections with TLS change");
 }
 
 fn mtu(interface: &Interface, out: &mut CheckResults) {

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 
+use crate::checks::TCP_PROTOCOLS;
 use crate::parse;
 
 use super::reader::{FactReader, seen};
@@ -105,12 +106,13 @@ fn fabrics(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     }
 }
 
-const SYSCTLS: [&str; 5] = [
+const SYSCTLS: [&str; 6] = [
     "net.core.rmem_max",
     "net.core.wmem_max",
     "net.core.somaxconn",
     "net.ipv4.tcp_rmem",
     "net.ipv4.tcp_wmem",
+    TCP_PROTOCOLS,
 ];
 
 fn network(reader: &mut FactReader<'_>, facts: &mut HostFacts) {

@@ -6,6 +6,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use super::os;
+
 /// Names of the upper-layer protocols that the kernel's TCP offers, one of them `tls`.
 const PROTOCOLS: &str = "/proc/sys/net/ipv4/tcp_available_ulp";
 
@@ -76,6 +78,11 @@ pub(crate) fn set_keys(raw: RawFd, direction: KernelTlsDirection, keys: &[u8]) -
 /// its records. Before Linux 6.0 it does nothing.
 pub(crate) fn expect_no_padding(raw: RawFd) {
     let _ = set_option(raw, libc::SOL_TLS, TLS_RX_EXPECT_NO_PAD, &1_i32.to_ne_bytes());
+}
+
+/// The error of the socket that no call has reported.
+pub(crate) fn take_error(raw: RawFd) -> Option<io::Error> {
+    rustix::net::sockopt::socket_error(os::borrow(raw)).ok()?.err().map(io::Error::from)
 }
 
 fn set_option(raw: RawFd, level: libc::c_int, name: libc::c_int, value: &[u8]) -> io::Result<()> {

@@ -145,8 +145,12 @@ impl KernelRecords {
     /// The result for the caller; `None` to receive again.
     fn end_receive(&self, stream: &Stream, result: io::Result<usize>) -> Option<io::Result<usize>> {
         let received = match result {
+            // The kernel tells a malformed record before the end only if it is asked.
             // A peer may end without a closure alert. The protocols above detect truncation.
-            Ok(0) => Received::End,
+            Ok(0) => match stream.descriptor().and_then(kernel_tls::take_error) {
+                Some(error) => refused_record(error),
+                None => Received::End,
+            },
             Ok(count) => {
                 self.receiving.set(Receiving::Open);
                 return Some(Ok(count));

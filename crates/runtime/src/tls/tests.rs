@@ -178,6 +178,9 @@ fn tls_stream_is_full_duplex() {
 fn key_updates_of_both_sides_keep_data_intact() {
     block_on(async {
         let (server, client) = pair(TlsPskHash::Sha256).await;
+        if client.record_layer() == TlsRecordLayer::Kernel {
+            return eprintln!("skipped: the kernel's keys stay");
+        }
         for round in 1..100_usize {
             for (from, to) in [(&client, &server), (&server, &client)] {
                 let sent = round * 997 % 70_000 + 1;
