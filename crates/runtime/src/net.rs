@@ -245,9 +245,15 @@ impl Stream {
         Executor::current().driver().peer_user(self.handle.raw())
     }
 
-    /// The descriptor; `None` in simulation.
-    pub(crate) fn descriptor(&self) -> Option<RawFd> {
-        (self.handle.kind() == HandleKind::Os).then(|| self.handle.raw())
+    /// True if the kernel may have the records of this connection.
+    pub(crate) fn may_use_kernel_tls(&self) -> bool {
+        Executor::current().driver().may_use_kernel_tls()
+    }
+
+    /// The descriptor; not for simulated streams.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        debug_assert_eq!(self.handle.kind(), HandleKind::Os, "a simulated stream");
+        self.handle.raw()
     }
 
     /// Receives at least one byte into `buf`; 0 if the peer has closed or `buf` is empty.

@@ -100,6 +100,10 @@ pub(crate) trait Driver {
     fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
         os::set_keep_alive(raw, keep_alive)
     }
+    /// True if the kernel may have the records of TLS connections.
+    fn may_use_kernel_tls(&self) -> bool {
+        false
+    }
     /// Name of the I/O engine: `io_uring`, `threads` or `simulation`.
     fn name(&self) -> &'static str;
     /// Namespace of the raw handles.

@@ -351,6 +351,12 @@ impl Driver for Uring {
         self.reap(ops, garbage);
     }
 
+    /// Only this driver: before Linux 6.4, poll(2) calls a socket ready while a record is not
+    /// complete, and the threads driver would spin.
+    fn may_use_kernel_tls(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &'static str {
         "io_uring"
     }

@@ -218,11 +218,11 @@ async fn negotiate(
     boundary.advance(&input);
     let mut has_sent = false;
     let mut has_started = false;
-    let is_socket = stream.descriptor().is_some();
+    let may_use_kernel = stream.may_use_kernel_tls();
     let mut step = Step { engine, input, output: Vec::new(), secrets: None };
     loop {
         let (back, result) = compute(move || {
-            if !has_started && is_socket && kernel_tls::is_available() {
+            if !has_started && may_use_kernel && kernel_tls::is_available() {
                 step.secrets = Some(TrafficSecrets::default());
             }
             let result = step.run();

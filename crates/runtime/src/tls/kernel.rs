@@ -38,13 +38,9 @@ pub(super) fn take_records(
     suite: Suite,
     side: Side,
 ) -> io::Result<bool> {
-    let (Some(raw), Some(receiving), Some(sending)) = (
-        stream.descriptor(),
-        secrets.kernel_keys(suite, side.peer()),
-        secrets.kernel_keys(suite, side),
-    ) else {
-        return Ok(false);
-    };
+    let keys = [side.peer(), side].map(|sender| secrets.kernel_keys(suite, sender));
+    let [Some(receiving), Some(sending)] = keys else { return Ok(false) };
+    let raw = stream.descriptor();
     let received = kernel_tls::attach(raw)
         .and_then(|()| kernel_tls::set_keys(raw, KernelTlsDirection::Receive, &receiving));
     if received.is_err() {
@@ -147,7 +143,7 @@ impl KernelRecords {
         let received = match result {
             // The kernel tells a malformed record before the end only if it is asked.
             // A peer may end without a closure alert. The protocols above detect truncation.
-            Ok(0) => match stream.descriptor().and_then(kernel_tls::take_error) {
+            Ok(0) => match kernel_tls::take_error(stream.descriptor()) {
                 Some(error) => refused_record(error),
                 None => Received::End,
             },
@@ -183,7 +179,7 @@ impl KernelRecords {
     fn receive_message(&self, stream: &Stream) -> Option<Received> {
         // The kernel gives a record in one piece.
         let mut content = vec![0; TLS_RECORD_BYTES];
-        let found = kernel_tls::receive_record(stream.descriptor()?, &mut content);
+        let found = kernel_tls::receive_record(stream.descriptor(), &mut content);
         let (kind, length) = found.ok()?;
         Some(classify(self.side, kind, &content[..length]))
     }

@@ -44,15 +44,15 @@ fn expand(secret: &[u8], label: &str, length: usize) -> Vec<u8> {
 }
 
 /// Client that encrypts records of its own making.
-struct Forger {
-    client: TlsStream,
+pub(super) struct Forger {
+    pub(super) client: TlsStream,
     secret: Vec<u8>,
     sequence: u64,
 }
 
 impl Forger {
     /// A server, and a client that has sent nothing but its handshake.
-    async fn connect() -> (TlsStream, Forger) {
+    pub(super) async fn connect() -> (TlsStream, Forger) {
         // Lives as long as the process, as the configuration may.
         let log: &'static KeyLog = Box::leak(Box::default());
         let mut builder = Config::builder();
