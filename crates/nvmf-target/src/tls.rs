@@ -16,7 +16,7 @@ use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{Identity, Psk, TlsKey, derived};
 use flagstone_nvme::Nqn;
 use flagstone_runtime::time::Instant;
-use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure};
+use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure, TlsRecordLayer};
 use flagstone_transport::{
     HandshakeAdmission, InFlight, PskKeys, SharedDelays, proven_psk, psk_choice,
 };
@@ -138,6 +138,8 @@ impl std::fmt::Display for TlsFailureReason {
 pub struct TlsTotals {
     /// Handshakes that succeeded: one per connection.
     pub succeeded: u64,
+    /// Those whose records the kernel encrypts and decrypts.
+    pub by_kernel: u64,
     /// Failures, in the order of [`TlsFailureReason::ALL`].
     pub failed: [u64; TlsFailureReason::ALL.len()],
 }
@@ -179,6 +181,7 @@ pub(crate) struct TlsKeys {
     pub(crate) generated: GeneratedPsks,
     pub(crate) admission: HandshakeAdmission,
     succeeded: AtomicU64,
+    by_kernel: AtomicU64,
     failed: [AtomicU64; TlsFailureReason::ALL.len()],
 }
 
@@ -191,6 +194,7 @@ impl TlsKeys {
             generated: GeneratedPsks::default(),
             admission: HandshakeAdmission::new(in_flight, delays),
             succeeded: AtomicU64::default(),
+            by_kernel: AtomicU64::default(),
             failed: Default::default(),
         }
     }
@@ -243,8 +247,11 @@ impl TlsKeys {
         found
     }
 
-    pub(crate) fn succeeded(&self) {
+    pub(crate) fn succeeded(&self, layer: TlsRecordLayer) {
         self.succeeded.fetch_add(1, Relaxed);
+        if layer == TlsRecordLayer::Kernel {
+            self.by_kernel.fetch_add(1, Relaxed);
+        }
     }
 
     pub(crate) fn failed(&self, reason: TlsFailureReason) {
@@ -255,6 +262,7 @@ impl TlsKeys {
     pub(crate) fn totals(&self) -> TlsTotals {
         TlsTotals {
             succeeded: self.succeeded.load(Relaxed),
+            by_kernel: self.by_kernel.load(Relaxed),
             failed: std::array::from_fn(|at| self.failed[at].load(Relaxed)),
         }
     }

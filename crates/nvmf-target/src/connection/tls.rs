@@ -43,7 +43,9 @@ pub(super) async fn secure(
             let received = rx.unread(&mut Vec::new()).to_vec();
             match handshake(target, stream, mode, &received).await {
                 Ok((socket, host)) => {
-                    target.tls.succeeded();
+                    if let Some(tls) = socket.tls() {
+                        target.tls.succeeded(tls.record_layer());
+                    }
                     let rx = Rx::new(socket.clone());
                     return Some((socket, Some(host), rx));
                 }
