@@ -32,7 +32,7 @@ tls_psk_file = "$keys/nbd"
 nqn = "$HOST"
 tls_key_file = "$keys/host"
 [volume.db]
-device = "memory:16MiB"
+device = "memory:4MiB"
 END
     flagstone serve $keys/flagstone.toml >/share/serve.log 2>&1 &
     server=$!
@@ -45,7 +45,7 @@ END
 verify() {
     sent=$(kernel_tls TlsTxSw)
     received=$(kernel_tls TlsRxSw)
-    for requests in '--bs 4k --depth 8 --ios 300' '--bs 256k --depth 2 --ios 40'; do
+    for requests in '--bs 4k --depth 8 --ios 200' '--bs 256k --depth 2 --ios 20'; do
         # shellcheck disable=SC2086
         flagstone load "$1" --rw randrw $requests --verify --destroy-data "$1"
     done

@@ -19,7 +19,7 @@ use super::traffic::{self, Side, Suite, TrafficSecrets};
 use crate::blocking::compute;
 use crate::buf::{self, Buf};
 use crate::driver::kernel_tls;
-use crate::limits::{BUF_MIN_BYTES, TLS_HANDSHAKE_BYTES};
+use crate::limits::{BUF_MIN_BYTES, TLS_EXACT_RECEIVES, TLS_HANDSHAKE_BYTES};
 use crate::net::Stream;
 
 /// First byte of every TLS connection: the type of a record with a handshake message. Neither a PDU
@@ -213,9 +213,8 @@ async fn negotiate(
     input: Vec<u8>,
 ) -> Result<Negotiated, TlsFailure> {
     let engine = Engine::new(connection).map_err(|error| failure(&error))?;
-    let mut received = input.len();
-    let mut boundary = RecordBoundary::default();
-    boundary.advance(&input);
+    let mut incoming = Incoming { bytes: input.len(), ..Incoming::default() };
+    incoming.boundary.advance(&input);
     let mut has_sent = false;
     let mut has_started = false;
     let may_use_kernel = stream.may_use_kernel_tls();
@@ -242,29 +241,55 @@ async fn negotiate(
             Poll::Ready(Ok(suite)) => {
                 let Step { engine, input: early, secrets, .. } = step;
                 // The kernel begins with the first record after the handshake.
-                let is_whole = early.is_empty() && boundary.is_between_records();
+                let is_whole = early.is_empty() && incoming.boundary.is_between_records();
                 let secrets = secrets.filter(|_| is_whole);
                 return Ok(Negotiated { stream, engine, suite, early, secrets });
             }
             Poll::Ready(Err(failed)) => return Err(failed),
             Poll::Pending => {}
         }
-        // The kernel needs every byte after the last record of the handshake.
+        receive(&stream, &mut step, &mut incoming).await?;
+    }
+}
+
+/// Progress of receiving the messages of a handshake.
+#[derive(Default)]
+struct Incoming {
+    boundary: RecordBoundary,
+    bytes: usize,
+    receives: u32,
+}
+
+/// Receives more of the handshake. For the kernel, which needs every byte after the last record of
+/// the handshake: exactly one record.
+async fn receive(
+    stream: &Stream,
+    step: &mut Step,
+    incoming: &mut Incoming,
+) -> Result<(), TlsFailure> {
+    loop {
+        incoming.receives += 1;
+        if incoming.receives > TLS_EXACT_RECEIVES {
+            step.secrets = None;
+        }
         let room = match &step.secrets {
-            Some(_) => boundary.missing().min(BUF_MIN_BYTES),
+            Some(_) => incoming.boundary.missing().min(BUF_MIN_BYTES),
             None => BUF_MIN_BYTES,
         };
         let (result, place) = stream.recv(buf::alloc_small(room)).await;
         let count = result?;
-        received += count;
+        incoming.bytes += count;
         if count == 0 {
             return Err(TlsFailure::Closed);
         }
-        if received > TLS_HANDSHAKE_BYTES {
+        if incoming.bytes > TLS_HANDSHAKE_BYTES {
             return Err(TlsFailure::Protocol("its messages are too long".to_owned()));
         }
-        boundary.advance(&place[..count]);
+        incoming.boundary.advance(&place[..count]);
         step.input.extend_from_slice(&place[..count]);
+        if step.secrets.is_none() || incoming.boundary.is_between_records() {
+            return Ok(());
+        }
     }
 }
 
