@@ -11,7 +11,7 @@ use crate::blocking::spawn_blocking;
 use crate::buf::{Buf, BufMut};
 use crate::executor::Executor;
 use crate::handle::{Handle, HandleKind};
-use crate::op::{Op, OpFuture};
+use crate::op::{Op, OpFuture, SendMode};
 use crate::tls::TlsStream;
 use crate::vectored::{RecvList, SendList};
 
@@ -247,7 +247,7 @@ impl Stream {
 
     /// True if the kernel may have the records of this connection.
     pub(crate) fn may_use_kernel_tls(&self) -> bool {
-        Executor::current().driver().may_use_kernel_tls()
+        Executor::current().driver().may_use_kernel_tls() && self.local().is_some()
     }
 
     /// The descriptor; not for simulated streams.
@@ -298,16 +298,16 @@ impl Stream {
 
     /// Sends at least one byte of the list and removes the sent bytes from it.
     pub async fn send(&self, list: SendList) -> (io::Result<usize>, SendList) {
-        self.send_from(list, true).await
+        self.send_from(list, SendMode::Whole).await
     }
 
-    /// As [`Stream::send`], and may send less. The kernel's TLS refuses to wait for room.
-    pub(crate) async fn send_part(&self, list: SendList) -> (io::Result<usize>, SendList) {
-        self.send_from(list, false).await
-    }
-
-    async fn send_from(&self, list: SendList, whole: bool) -> (io::Result<usize>, SendList) {
-        match OpFuture::new(Op::Send { socket: self.handle.clone(), list, whole }).await {
+    /// As [`Stream::send`], in this mode.
+    pub(crate) async fn send_from(
+        &self,
+        list: SendList,
+        mode: SendMode,
+    ) -> (io::Result<usize>, SendList) {
+        match OpFuture::new(Op::Send { socket: self.handle.clone(), list, mode }).await {
             (result, Op::Send { mut list, .. }) => {
                 let sent = result.map(|n| n as usize);
                 if let Ok(count) = &sent {

@@ -32,12 +32,23 @@ pub(crate) enum Op {
     Recv { socket: Arc<Handle>, buf: BufMut },
     /// Receive at least one byte into several buffers.
     RecvVectored { socket: Arc<Handle>, list: RecvList },
-    /// Send from several buffers; with `whole` all bytes unless an error occurs.
-    Send { socket: Arc<Handle>, list: SendList, whole: bool },
+    /// Send from several buffers, at least one byte.
+    Send { socket: Arc<Handle>, list: SendList, mode: SendMode },
     /// Accept a connection.
     Accept { socket: Arc<Handle> },
     /// Connect to an address.
     Connect { socket: Arc<Handle>, address: Box<crate::net::RawAddress> },
+}
+
+/// Mode of a send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendMode {
+    /// All bytes, unless an error occurs or the driver cannot.
+    Whole,
+    /// As many bytes as there is room for. The kernel's TLS refuses flags that it does not know.
+    Part,
+    /// As `Part`, and waits until earlier records of the kernel's TLS are with TCP.
+    Flush,
 }
 
 /// Mode of a punch.

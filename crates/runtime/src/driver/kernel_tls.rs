@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::os;
 
@@ -14,7 +15,6 @@ const PROTOCOLS: &str = "/proc/sys/net/ipv4/tcp_available_ulp";
 // From <linux/tls.h>.
 const TLS_SET_RECORD_TYPE: libc::c_int = 1;
 const TLS_GET_RECORD_TYPE: libc::c_int = 2;
-const TLS_RX_EXPECT_NO_PAD: libc::c_int = 4;
 
 /// Direction of the records of a socket, as `TLS_TX` and `TLS_RX` of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,29 +55,35 @@ impl RecordTypeMessage {
 /// Bytes of a control message with a type.
 const LENGTH: usize = size_of::<libc::cmsghdr>() + 1;
 
-/// True if the kernel has TLS; its module need not be loaded by this.
+/// The kernel has no such cipher. It looks for modules at each attempt, so one has to do.
+static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// True if the kernel has TLS. Loads no module.
 pub(crate) fn is_available() -> bool {
-    std::fs::read_to_string(PROTOCOLS).is_ok_and(|names| offers_tls(&names))
+    !IS_REFUSED.load(Relaxed)
+        && std::fs::read_to_string(PROTOCOLS).is_ok_and(|names| offers_tls(&names))
 }
 
 fn offers_tls(names: &str) -> bool {
     names.split_ascii_whitespace().any(|name| name == "tls")
 }
 
-/// Prepares a connected TCP socket for [`set_keys`], which alone changes its data.
-pub(crate) fn attach(raw: RawFd) -> io::Result<()> {
-    set_option(raw, libc::SOL_TCP, libc::TCP_ULP, b"tls")
+/// Prepares a connected TCP socket, whose data stays as it is, and gives it the keys of receives. If
+/// the kernel will never take them, [`is_available`] is false from then on.
+pub(crate) fn attach(raw: RawFd, keys: &[u8]) -> io::Result<()> {
+    let attached = set_option(raw, libc::SOL_TCP, libc::TCP_ULP, b"tls");
+    let result = attached.and_then(|()| set_keys(raw, KernelTlsDirection::Receive, keys));
+    if let Err(error) = &result
+        && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EOPNOTSUPP))
+    {
+        IS_REFUSED.store(true, Relaxed);
+    }
+    result
 }
 
 /// Gives the records of a direction to the kernel. `keys` is a `tls12_crypto_info_*`.
 pub(crate) fn set_keys(raw: RawFd, direction: KernelTlsDirection, keys: &[u8]) -> io::Result<()> {
     set_option(raw, libc::SOL_TLS, direction as libc::c_int, keys)
-}
-
-/// Lets the kernel decrypt right into the buffers of receives. It costs time only if the peer pads
-/// its records. Before Linux 6.0 it does nothing.
-pub(crate) fn expect_no_padding(raw: RawFd) {
-    let _ = set_option(raw, libc::SOL_TLS, TLS_RX_EXPECT_NO_PAD, &1_i32.to_ne_bytes());
 }
 
 /// The error of the socket that no call has reported.

@@ -196,9 +196,9 @@ impl Negotiated {
         if let Some(secrets) = secrets {
             // It may load modules with ciphers.
             let socket = stream.clone();
-            let taken = compute(move || take_records(&socket, &secrets, suite, side)).await??;
-            if taken {
-                let records = Records::Kernel(KernelRecords::new(side));
+            let taken = compute(move || take_records(&socket, secrets, suite, side)).await??;
+            if let Some(secret) = taken {
+                let records = Records::Kernel(KernelRecords::new(side, secret));
                 return Ok(TlsStream::new(stream, records, suite, peer));
             }
         }

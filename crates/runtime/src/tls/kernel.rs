@@ -1,21 +1,25 @@
 //! Records by the kernel: after the handshake, sends and receives of the socket are those of a
 //! plain one.
 //!
-//! Keys stay as the handshake made them, as those of Linux's own NVMe/TCP do: a KeyUpdate of the peer
-//! ends the connection, and so does every other message than a session ticket, which a client
-//! ignores. Linux can change keys from 6.14 on.
+//! The keys of sends stay as the handshake made them, as those of Linux's own NVMe/TCP do. A
+//! KeyUpdate of the peer changes the keys of receives from Linux 6.14 on; before, it ends the
+//! connection, and so does every other message than whole session tickets, which a client ignores.
 //!
-//! A close drops records that the kernel has encrypted and TCP has not taken. A peer that has not
-//! read for long sees a stream without a closure alert then.
+//! A close without [`KernelRecords::close`] drops records that TCP has not taken from the kernel's
+//! TLS.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::RawFd;
 
-use super::traffic::{Side, Suite, TrafficSecrets};
+use zeroize::Zeroizing;
+
+use super::traffic::{Side, Suite, TrafficSecrets, kernel_keys, next_secret};
 use crate::buf::{self, BufMut};
 use crate::driver::kernel_tls::{self, KernelTlsDirection};
 use crate::limits::{TLS_CLOSE_TIMEOUT, TLS_RECORD_BYTES};
 use crate::net::Stream;
+use crate::op::SendMode;
 use crate::time;
 use crate::vectored::{RecvList, SendList};
 
@@ -24,6 +28,7 @@ const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
+const NO_REQUEST: u8 = 0;
 const CLOSE_NOTIFY: u8 = 0;
 const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD: u8 = 20;
@@ -32,32 +37,37 @@ const BAD_RECORD: u8 = 20;
 const CLOSURE: [u8; 2] = [1, CLOSE_NOTIFY];
 
 /// Hands the records of both directions to the kernel, after the last message of the handshake and
-/// before the first record of data. False if the kernel does not take them, and nothing has changed.
+/// before the first record of data. `None` if the kernel does not take them; the library continues.
 ///
 /// # Errors
 /// The kernel took only one direction.
 pub(super) fn take_records(
     stream: &Stream,
-    secrets: &TrafficSecrets,
+    mut secrets: TrafficSecrets,
     suite: Suite,
     side: Side,
-) -> io::Result<bool> {
-    let keys = [side.peer(), side].map(|sender| secrets.kernel_keys(suite, sender));
-    let [Some(receiving), Some(sending)] = keys else { return Ok(false) };
+) -> io::Result<Option<ReceiveSecret>> {
+    let receiving = secrets.take(suite, side.peer());
+    let sending = secrets.take(suite, side);
+    let (Some(receiving), Some(sending)) = (receiving, sending) else { return Ok(None) };
     let raw = stream.descriptor();
-    let received = kernel_tls::attach(raw)
-        .and_then(|()| kernel_tls::set_keys(raw, KernelTlsDirection::Receive, &receiving));
-    if received.is_err() {
-        return Ok(false);
+    if kernel_tls::attach(raw, &kernel_keys(suite, &receiving)).is_err() {
+        return Ok(None);
     }
-    kernel_tls::expect_no_padding(raw);
-    kernel_tls::set_keys(raw, KernelTlsDirection::Send, &sending)?;
-    Ok(true)
+    kernel_tls::set_keys(raw, KernelTlsDirection::Send, &kernel_keys(suite, &sending))?;
+    Ok(Some(ReceiveSecret { suite, secret: receiving }))
+}
+
+/// Secret of the keys of receives, for the next ones.
+pub(super) struct ReceiveSecret {
+    suite: Suite,
+    secret: Zeroizing<Vec<u8>>,
 }
 
 /// Both directions of a stream whose records the kernel has.
 pub(super) struct KernelRecords {
     side: Side,
+    secret: RefCell<ReceiveSecret>,
     receiving: Cell<Receiving>,
     sending: Cell<Sending>,
     /// Alert at the end of the stream: its level and description.
@@ -84,9 +94,10 @@ enum Sending {
 }
 
 impl KernelRecords {
-    pub(super) fn new(side: Side) -> KernelRecords {
+    pub(super) fn new(side: Side, secret: ReceiveSecret) -> KernelRecords {
         KernelRecords {
             side,
+            secret: RefCell::new(secret),
             receiving: Cell::new(Receiving::Open),
             sending: Cell::new(Sending::Open),
             alert: Cell::new(CLOSURE),
@@ -155,13 +166,14 @@ impl KernelRecords {
                 self.receiving.set(Receiving::Open);
                 return Some(Ok(count));
             }
-            Err(error) if error.raw_os_error() == Some(libc::EIO) => {
-                self.receive_message(stream).unwrap_or(Received::Failed(None, error))
-            }
-            Err(error) => refused_record(error),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Received::Nothing,
+                Some(libc::EIO) => self.receive_message(stream),
+                _ => refused_record(error),
+            },
         };
         match received {
-            Received::Nothing => {
+            Received::Nothing | Received::KeyUpdate => {
                 self.receiving.set(Receiving::Open);
                 None
             }
@@ -173,19 +185,28 @@ impl KernelRecords {
                 self.receiving.set(Receiving::Failed);
                 if let Some(description) = alert {
                     self.alert.set([2, description]);
+                    // It would be the result of the next send.
+                    let _ = kernel_tls::take_error(stream.descriptor());
                 }
                 Some(Err(error))
             }
         }
     }
 
-    /// Takes a record out that is not data. `None` if there is none.
-    fn receive_message(&self, stream: &Stream) -> Option<Received> {
+    /// Takes a record out that is not data.
+    fn receive_message(&self, stream: &Stream) -> Received {
         // The kernel gives a record in one piece.
         let mut content = vec![0; TLS_RECORD_BYTES];
-        let found = kernel_tls::receive_record(stream.descriptor(), &mut content);
-        let (kind, length) = found.ok()?;
-        Some(classify(self.side, kind, &content[..length]))
+        let raw = stream.descriptor();
+        match kernel_tls::receive_record(raw, &mut content) {
+            Ok((kind, length)) => match classify(self.side, kind, &content[..length]) {
+                Received::KeyUpdate => self.secret.borrow_mut().update(raw),
+                other => other,
+            },
+            // The kernel forgets an empty one.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => unexpected(),
+            Err(error) => refused_record(error),
+        }
     }
 
     /// As [`Stream::send`].
@@ -198,7 +219,7 @@ impl KernelRecords {
             return (Err(io::ErrorKind::BrokenPipe.into()), list);
         }
         self.sending.set(Sending::InFlight);
-        let (result, list) = stream.send_part(list).await;
+        let (result, list) = send_uninterrupted(stream, list, SendMode::Part).await;
         self.sending.set(if result.is_ok() { Sending::Open } else { Sending::Closed });
         (result, list)
     }
@@ -213,9 +234,45 @@ impl KernelRecords {
         content.copy_from_slice(&self.alert.get());
         let mut list = SendList::new().with_tls_record_type(ALERT);
         list.push(content.freeze());
-        let sent = time::timeout(TLS_CLOSE_TIMEOUT, stream.send_part(list)).await;
+        // Records that TCP has not taken yet would be lost when the socket is closed.
+        let sending = send_uninterrupted(stream, list, SendMode::Flush);
+        let sent = time::timeout(TLS_CLOSE_TIMEOUT, sending).await;
         self.sending.set(Sending::Closed);
         sent.map_or(Ok(()), |(result, _)| result.map(drop))
+    }
+}
+
+/// Sends again after a signal, which came before anything was sent.
+async fn send_uninterrupted(
+    stream: &Stream,
+    mut list: SendList,
+    mode: SendMode,
+) -> (io::Result<usize>, SendList) {
+    loop {
+        let (result, rest) = stream.send_from(list, mode).await;
+        list = rest;
+        match result {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return (result, list),
+        }
+    }
+}
+
+impl ReceiveSecret {
+    /// Gives the next keys to the kernel.
+    fn update(&mut self, raw: RawFd) -> Received {
+        let next = next_secret(self.suite, &self.secret);
+        let keys = kernel_keys(self.suite, &next);
+        match kernel_tls::set_keys(raw, KernelTlsDirection::Receive, &keys) {
+            Ok(()) => {
+                self.secret = next;
+                Received::Nothing
+            }
+            Err(_) => refused(
+                UNEXPECTED_MESSAGE,
+                "the peer changes its keys (KeyUpdate), which this kernel cannot",
+            ),
+        }
     }
 }
 
@@ -225,6 +282,8 @@ enum Received {
     Nothing,
     /// The end of the stream.
     End,
+    /// The next record has the next keys.
+    KeyUpdate,
     /// The end of the connection, and the alert that the peer is due.
     Failed(Option<u8>, io::Error),
 }
@@ -233,14 +292,15 @@ fn classify(side: Side, kind: u8, content: &[u8]) -> Received {
     match (kind, content) {
         (ALERT, [_, CLOSE_NOTIFY]) => Received::End,
         (ALERT, _) => Received::Failed(None, io::ErrorKind::ConnectionAborted.into()),
+        (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, NO_REQUEST]) => Received::KeyUpdate,
         (HANDSHAKE, [KEY_UPDATE, ..]) => refused(
             UNEXPECTED_MESSAGE,
-            "the peer changes its keys, which takes a new connection when the kernel has them",
+            "the peer asks for other keys (KeyUpdate), which takes a new connection",
         ),
         (HANDSHAKE, tickets) if side == Side::Client && are_session_tickets(tickets) => {
             Received::Nothing
         }
-        _ => refused(UNEXPECTED_MESSAGE, "an unexpected message"),
+        _ => unexpected(),
     }
 }
 
@@ -266,6 +326,10 @@ fn refused_record(error: io::Error) -> Received {
     }
 }
 
+fn unexpected() -> Received {
+    refused(UNEXPECTED_MESSAGE, "an unexpected message")
+}
+
 fn refused(alert: u8, reason: &str) -> Received {
     let error = io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {reason}"));
     Received::Failed(Some(alert), error)
@@ -279,6 +343,7 @@ mod tests {
         match received {
             Received::Nothing => "nothing".to_owned(),
             Received::End => "end".to_owned(),
+            Received::KeyUpdate => "key update".to_owned(),
             Received::Failed(alert, error) => format!("{alert:?} {:?}", error.kind()),
         }
     }
@@ -287,7 +352,7 @@ mod tests {
     fn records_that_are_not_data_are_classified() {
         let ticket = [&[NEW_SESSION_TICKET, 0, 0, 3][..], &[7; 3]].concat();
         let two = [&ticket[..], &ticket].concat();
-        let cases: [(&str, Side, u8, &[u8], &str); 15] = [
+        let cases: [(&str, Side, u8, &[u8], &str); 18] = [
             ("closure", Side::Server, ALERT, &[1, 0], "end"),
             ("closure with another level", Side::Client, ALERT, &[2, 0], "end"),
             ("fatal alert", Side::Server, ALERT, &[2, 80], "None ConnectionAborted"),
@@ -305,7 +370,16 @@ mod tests {
                 &[&ticket[..], &[KEY_UPDATE, 0, 0, 1, 0]].concat(),
                 "Some(10) InvalidData",
             ),
-            ("key update", Side::Client, HANDSHAKE, &[24, 0, 0, 1, 0], "Some(10) InvalidData"),
+            ("key update", Side::Client, HANDSHAKE, &[24, 0, 0, 1, 0], "key update"),
+            ("with a request", Side::Server, HANDSHAKE, &[24, 0, 0, 1, 1], "Some(10) InvalidData"),
+            (
+                "two",
+                Side::Server,
+                HANDSHAKE,
+                &[24, 0, 0, 1, 0, 24, 0, 0, 1, 0],
+                "Some(10) InvalidData",
+            ),
+            ("half of it", Side::Server, HANDSHAKE, &[24, 0, 0], "Some(10) InvalidData"),
             ("renegotiation", Side::Server, HANDSHAKE, &[1, 0, 0, 0], "Some(10) InvalidData"),
             ("empty message", Side::Client, HANDSHAKE, &[], "Some(10) InvalidData"),
             ("unknown content", Side::Client, 25, &[1, 2, 3], "Some(10) InvalidData"),

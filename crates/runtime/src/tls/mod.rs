@@ -14,7 +14,8 @@
 //!   [`HANDSHAKE_BYTES`] from its peer. The caller bounds its time and the number of handshakes;
 //! - the records of the library take buffers of the pool within a budget ([`ReceiveBudget`]), and beyond it blocks of
 //!   4 KiB, so they never wait for memory. An idle connection holds one receive buffer;
-//! - a broken record ends the connection: nothing of it, and nothing after it, is delivered;
+//! - a broken record ends the connection: nothing of it, and nothing after it, is delivered. Its bytes
+//!   may be in the buffer of the failed receive;
 //! - a receive or send whose future is dropped ends the stream in that direction.
 //!
 //! [`Stream`]: crate::net::Stream

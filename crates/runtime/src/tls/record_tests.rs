@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use s2n_tls::config::Config;
 use s2n_tls::security::Policy;
 
-use super::tests::{handshake, list, psk, receive_all, send_all, server};
+use super::tests::{handshake, list, psk, receive_all, send_all, server, streams};
 use super::*;
 use crate::buf::Buf;
 use crate::{block_on, time};
@@ -131,6 +131,7 @@ fn forged_data_and_key_updates_are_understood() {
         forger.client.stream().shutdown_sending();
         let (received, end) = receive_all(&server).await;
         if keys_stay {
+            // The kernel's part ends at the first KeyUpdate that asks for one.
             assert!(received == b"onefour" && end.is_err(), "{received:?} {end:?}");
             return;
         }
@@ -212,4 +213,98 @@ fn data_out_of_order_is_not_delivered() {
         assert!((received.is_empty() || received == b"once") && end.is_err(), "{received:?}");
     })
     .unwrap();
+}
+
+/// From Linux 6.14 on, the kernel takes new keys; before, the connection ends.
+#[test]
+fn key_updates_of_the_peer_change_the_keys_of_receives() {
+    block_on(async {
+        let (server, mut forger) = Forger::connect().await;
+        let mut records = forger.record(DATA, b"0");
+        for round in 1..10_u8 {
+            records.extend(forger.key_update(0));
+            records.extend(forger.record(DATA, &[b'0' + round]));
+        }
+        records.extend(forger.record(21, &[1, 0]));
+        forger.send(&records).await;
+        let (received, end) = receive_all(&server).await;
+        match end {
+            Ok(()) => assert_eq!(received, b"0123456789"),
+            Err(error) => {
+                assert_eq!(server.record_layer(), TlsRecordLayer::Kernel);
+                assert!(received == b"0" && error.to_string().contains("KeyUpdate"), "{error}");
+            }
+        }
+    })
+    .unwrap();
+}
+
+/// The library ignores a record without a message. The kernel forgets it, and its receive fails.
+#[test]
+fn empty_message_delivers_nothing_and_does_not_hang() {
+    block_on(async {
+        let (server, mut forger) = Forger::connect().await;
+        let mut records = forger.record(HANDSHAKE, b"");
+        records.extend(forger.record(DATA, b"after"));
+        forger.send(&records).await;
+        forger.client.stream().shutdown_sending();
+        let (received, end) = receive_all(&server).await;
+        match server.record_layer() {
+            TlsRecordLayer::Library => assert!(received == b"after", "{received:?}"),
+            TlsRecordLayer::Kernel => {
+                assert!(received.is_empty(), "{received:?}");
+                assert!(end.unwrap_err().to_string().contains("unexpected message"));
+            }
+        }
+    })
+    .unwrap();
+}
+
+/// The peer learns why the connection ends.
+#[test]
+fn broken_record_is_answered_with_its_alert() {
+    block_on(async {
+        let (server, mut forger) = Forger::connect().await;
+        let mut record = forger.record(DATA, b"data");
+        *record.last_mut().unwrap() ^= 1;
+        forger.send(&record).await;
+        assert!(receive_all(&server).await.1.is_err());
+        server.close().await.unwrap();
+        let (_, end) = receive_all(&forger.client).await;
+        let end = end.map_err(|error| error.kind());
+        if server.record_layer() == TlsRecordLayer::Kernel {
+            assert_eq!(end, Err(std::io::ErrorKind::ConnectionAborted));
+        }
+    })
+    .unwrap();
+}
+
+/// A peer that reads late gets everything before the closure, whatever waits in the kernel.
+#[test]
+fn late_reader_gets_everything_before_the_closure() {
+    block_on(async {
+        let (server, client) = small_pair().await;
+        let sending = crate::spawn(async move {
+            send_all(&client, list(&[5; 3_000_000], 70_000)).await;
+            client.close().await.unwrap();
+        });
+        time::sleep(Duration::from_millis(100)).await;
+        let (received, end) = receive_all(&server).await;
+        assert!(received.len() == 3_000_000 && end.is_ok(), "{} {end:?}", received.len());
+        sending.await.unwrap();
+    })
+    .unwrap();
+}
+
+/// Server and client whose socket sends little at a time.
+async fn small_pair() -> (TlsStream, TlsStream) {
+    let key = psk("host", 7, TlsPskHash::Sha256);
+    let (near, far) = streams().await;
+    let small = rustix::net::sockopt::set_socket_send_buffer_size;
+    // SAFETY: the stream keeps it open.
+    small(unsafe { std::os::fd::BorrowedFd::borrow_raw(near.descriptor()) }, 20_000).unwrap();
+    let (server, client) = (server(key.clone()), TlsClient::with_psks(vec![key]).unwrap());
+    let accepting = crate::spawn(async move { server.accept(far, &[]).await });
+    let client = client.connect(near, &[]).await.unwrap();
+    (accepting.await.unwrap().unwrap(), client)
 }

@@ -8,6 +8,7 @@ use super::record_tests::Forger;
 use super::*;
 use crate::buf::{self, Buf};
 use crate::net::{Address, Listener, Stream};
+use crate::op::SendMode;
 use crate::vectored::{RecvList, SendList};
 use crate::{block_on, spawn, spawn_detached, task, time};
 
@@ -36,7 +37,7 @@ pub(super) fn server(psk: TlsPsk) -> TlsServer {
     TlsServer::with_psks(Arc::new(OneKey(psk))).unwrap()
 }
 
-async fn streams() -> (Stream, Stream) {
+pub(super) async fn streams() -> (Stream, Stream) {
     let any = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let listener = Listener::bind(&any).unwrap();
     let client = Stream::connect(listener.address()).await.unwrap();
@@ -87,7 +88,7 @@ fn close_ends_though_the_peer_does_not_read() {
         spawn_detached(async move {
             let mut left = list(&[0; 16 << 20], 1 << 20);
             while !left.is_empty() {
-                let (result, rest) = filler.send_part(left).await;
+                let (result, rest) = filler.send_from(left, SendMode::Part).await;
                 left = rest;
                 if result.is_err() {
                     break;

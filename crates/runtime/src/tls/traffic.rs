@@ -7,11 +7,10 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 
-use hmac::{Hmac, Mac};
+use aws_lc_rs::hkdf::{self, HKDF_SHA256, HKDF_SHA384, KeyType, Prk};
 use s2n_tls::config::Builder;
 use s2n_tls::error::Error;
-use sha2::{Sha256, Sha384};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 // From <linux/tls.h>.
 const TLS_1_3_VERSION: u16 = 0x0304;
@@ -62,29 +61,58 @@ impl Suite {
         }
     }
 
-    /// HKDF-Expand-Label without context, of at most one block of the hash.
+    fn hash(self) -> hkdf::Algorithm {
+        match self {
+            Suite::Aes128GcmSha256 => HKDF_SHA256,
+            Suite::Aes256GcmSha384 => HKDF_SHA384,
+        }
+    }
+
+    /// HKDF-Expand-Label without context. The library of the hash erases its own state.
     fn expand(self, secret: &[u8], label: &str, out: &mut [u8]) {
         let label = format!("tls13 {label}");
         let length = (out.len() as u16).to_be_bytes();
-        let info = [&length[..], &[label.len() as u8], label.as_bytes(), &[0, 1]].concat();
-        match self {
-            Suite::Aes128GcmSha256 => {
-                let mac = Hmac::<Sha256>::new_from_slice(secret);
-                one_block(mac.expect("HMAC takes keys of any length"), &info, out);
-            }
-            Suite::Aes256GcmSha384 => {
-                let mac = Hmac::<Sha384>::new_from_slice(secret);
-                one_block(mac.expect("HMAC takes keys of any length"), &info, out);
-            }
-        }
+        let info = [&length[..], &[label.len() as u8], label.as_bytes(), &[0]];
+        let secret = Prk::new_less_safe(self.hash(), secret);
+        let expanded = secret.expand(&info, OutputLength(out.len()));
+        expanded.and_then(|key| key.fill(out)).expect("its length is that of the output");
     }
 }
 
-fn one_block<M: Mac>(mut mac: M, info: &[u8], out: &mut [u8]) {
-    mac.update(info);
-    let mut block = mac.finalize().into_bytes();
-    out.copy_from_slice(&block[..out.len()]);
-    block.as_mut_slice().zeroize();
+struct OutputLength(usize);
+
+impl KeyType for OutputLength {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+/// Keys of the records after a secret was made, as the kernel's `tls12_crypto_info_aes_gcm_*`.
+pub(super) fn kernel_keys(suite: Suite, secret: &[u8]) -> Zeroizing<Vec<u8>> {
+    let mut iv = Zeroizing::new([0; IV_BYTES]);
+    suite.expand(secret, "iv", &mut *iv);
+    let (salt, rest) = iv.split_at(SALT_BYTES);
+    let all = 2 + 2 + suite.key_bytes() + IV_BYTES + 8;
+    // Growing would leave a copy behind.
+    let mut info = Zeroizing::new(Vec::with_capacity(all));
+    info.extend_from_slice(&TLS_1_3_VERSION.to_ne_bytes());
+    info.extend_from_slice(&suite.kernel_cipher().to_ne_bytes());
+    info.extend_from_slice(rest);
+    let key_at = info.len();
+    info.resize(key_at + suite.key_bytes(), 0);
+    suite.expand(secret, "key", &mut info[key_at..]);
+    info.extend_from_slice(salt);
+    // Number of the first record.
+    info.extend_from_slice(&[0; 8]);
+    debug_assert_eq!(info.len(), all);
+    info
+}
+
+/// Secret after a KeyUpdate (RFC 8446, section 7.2).
+pub(super) fn next_secret(suite: Suite, secret: &[u8]) -> Zeroizing<Vec<u8>> {
+    let mut next = Zeroizing::new(vec![0; suite.secret_bytes()]);
+    suite.expand(secret, "traffic upd", &mut next);
+    next
 }
 
 /// Secrets of the data of both sides. Erased when dropped.
@@ -123,33 +151,13 @@ impl TrafficSecrets {
         *place = words.nth(1).and_then(from_hexadecimal).unwrap_or_default();
     }
 
-    /// Keys of the records that `sender` sends, beginning with the first one after the handshake,
-    /// as the kernel's `tls12_crypto_info_aes_gcm_*`. `None` if the secret is not known.
-    pub(super) fn kernel_keys(&self, suite: Suite, sender: Side) -> Option<Zeroizing<Vec<u8>>> {
+    /// Takes the secret of the records that `sender` sends. `None` if it is not known.
+    pub(super) fn take(&mut self, suite: Suite, sender: Side) -> Option<Zeroizing<Vec<u8>>> {
         let secret = match sender {
-            Side::Client => &self.client,
-            Side::Server => &self.server,
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
         };
-        if secret.len() != suite.secret_bytes() {
-            return None;
-        }
-        let mut iv = Zeroizing::new([0; IV_BYTES]);
-        suite.expand(secret, "iv", &mut *iv);
-        let (salt, rest) = iv.split_at(SALT_BYTES);
-        let all = 2 + 2 + suite.key_bytes() + IV_BYTES + 8;
-        // Growing would leave a copy behind.
-        let mut info = Zeroizing::new(Vec::with_capacity(all));
-        info.extend_from_slice(&TLS_1_3_VERSION.to_ne_bytes());
-        info.extend_from_slice(&suite.kernel_cipher().to_ne_bytes());
-        info.extend_from_slice(rest);
-        let key_at = info.len();
-        info.resize(key_at + suite.key_bytes(), 0);
-        suite.expand(secret, "key", &mut info[key_at..]);
-        info.extend_from_slice(salt);
-        // Number of the first record.
-        info.extend_from_slice(&[0; 8]);
-        debug_assert_eq!(info.len(), all);
-        Some(info)
+        (secret.len() == suite.secret_bytes()).then(|| std::mem::take(secret))
     }
 }
 
@@ -172,7 +180,15 @@ pub(super) fn collecting<T>(secrets: &mut Option<TrafficSecrets>, step: impl FnO
     if secrets.is_none() {
         return step();
     }
+    /// Erases the secrets if the step panics.
+    struct Erase;
+    impl Drop for Erase {
+        fn drop(&mut self) {
+            drop(COLLECTED.take());
+        }
+    }
     COLLECTED.set(secrets.take());
+    let _erase = Erase;
     let result = step();
     *secrets = COLLECTED.take();
     result
@@ -211,9 +227,11 @@ mod tests {
         let mut secrets = TrafficSecrets::default();
         let random = "00".repeat(32);
         secrets.note(format!("CLIENT_HANDSHAKE_TRAFFIC_SECRET {random} {random}").as_bytes());
-        assert!(secrets.kernel_keys(Suite::Aes128GcmSha256, Side::Client).is_none());
+        assert!(secrets.take(Suite::Aes128GcmSha256, Side::Client).is_none());
         secrets.note(format!("CLIENT_TRAFFIC_SECRET_0 {random} {client}").as_bytes());
         secrets.note(format!("SERVER_TRAFFIC_SECRET_0 {random} {server}").as_bytes());
+        // They are of the other hash.
+        assert!(secrets.take(Suite::Aes256GcmSha384, Side::Client).is_none());
         for (side, key, iv) in [
             (Side::Client, "17422dda596ed5d9acd890e3c63f5051", "5b78923dee08579033e523d9"),
             (Side::Server, "9f02283b6c9c07efc26bb9f2ac92e356", "cf782b88dd83549aadf1e984"),
@@ -221,18 +239,19 @@ mod tests {
             let (version, cipher) = (0x0304_u16.to_ne_bytes(), 51_u16.to_ne_bytes());
             let (key, iv) = (bytes(key), bytes(iv));
             let wanted = [&version[..], &cipher, &iv[4..], &key, &iv[..4], &[0; 8]].concat();
-            let keys = secrets.kernel_keys(Suite::Aes128GcmSha256, side).unwrap();
+            let secret = secrets.take(Suite::Aes128GcmSha256, side).unwrap();
+            let keys = kernel_keys(Suite::Aes128GcmSha256, &secret);
             assert_eq!((keys.as_slice(), keys.len()), (wanted.as_slice(), 40), "{side:?}");
         }
-        // A secret of the other hash.
-        assert!(secrets.kernel_keys(Suite::Aes256GcmSha384, Side::Client).is_none());
+        assert!(secrets.take(Suite::Aes128GcmSha256, Side::Client).is_none(), "it is taken");
     }
 
     #[test]
     fn keys_of_aes_256_have_the_layout_of_the_kernel() {
         let mut secrets = TrafficSecrets::default();
         secrets.note(format!("SERVER_TRAFFIC_SECRET_0 00 {}", "5a".repeat(48)).as_bytes());
-        let keys = secrets.kernel_keys(Suite::Aes256GcmSha384, Side::Server).unwrap();
+        let secret = secrets.take(Suite::Aes256GcmSha384, Side::Server).unwrap();
+        let keys = kernel_keys(Suite::Aes256GcmSha384, &secret);
         assert_eq!((keys.len(), &keys[2..4]), (56, &52_u16.to_ne_bytes()[..]));
         assert_eq!(keys[48..], [0; 8]);
         assert_ne!(keys[12..44], [0; 32]);

@@ -64,7 +64,7 @@ fn process(server: &Server, out: &mut Exposition) {
     let totals = server.target.tls_totals();
     let help = "NVMe/TCP connections whose TLS handshakes succeeded.";
     out.family("flagstone_tls_handshakes_total", help).count(&[], totals.succeeded);
-    let help = "NVMe/TCP connections with TLS by the kernel.";
+    let help = "Connections of NVMe/TCP hosts with TLS by the kernel.";
     out.family("flagstone_tls_kernel_connections_total", help).count(&[], totals.by_kernel);
     let help = "Failed TLS handshakes of NVMe/TCP hosts, by reason.";
     let mut failures = out.family("flagstone_tls_failures_total", help);
