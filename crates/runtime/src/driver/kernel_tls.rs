@@ -47,7 +47,7 @@ impl RecordTypeMessage {
         let header = &self.header;
         let is_there = header.cmsg_level == libc::SOL_TLS
             && header.cmsg_type == TLS_GET_RECORD_TYPE
-            && header.cmsg_len as usize >= LENGTH;
+            && header.cmsg_len >= LENGTH;
         is_there.then_some(self.record_type)
     }
 }
