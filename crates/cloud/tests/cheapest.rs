@@ -266,6 +266,7 @@ fn results_carry_the_need() {
             let scope = Scope { local_ssd, regional, ..Scope::default() };
             let answer = current.cheapest(&need, &scope, &Prices::default(), (10, false)).unwrap();
             assert!(!answer.found.is_empty());
+            assert!(answer.cheaper.iter().all(|cheaper| cheaper.has_iops > 0.0), "{answer:?}");
             for found in &answer.found {
                 assert!(!regional || found.regional, "{found:?}");
                 let configuration = configuration(current, found);

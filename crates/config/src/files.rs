@@ -38,7 +38,7 @@ pub(crate) fn read_texts(
         text += &part;
         text.push('\n');
         if text.len() as u64 > MAX_FILE_BYTES {
-            let message = "the configuration is larger than 1MiB".to_owned();
+            let message = "the configuration is larger than 1 MiB".to_owned();
             return Err(Diagnostics::unreadable(
                 name,
                 message,
@@ -79,7 +79,7 @@ pub(crate) fn read_text(path: &Path, name: &str) -> Result<String, Diagnostics> 
     let file = std::fs::File::open(path).map_err(unreadable)?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        let message = "the configuration is larger than 1MiB".to_owned();
+        let message = "the configuration is larger than 1 MiB".to_owned();
         return Err(Diagnostics::unreadable(name, message, "check that this is the right file"));
     }
     String::from_utf8(bytes).map_err(|error| {

@@ -11,7 +11,7 @@ use flagstone_savings::{
 };
 use flagstone_stack::{OpenOptions, open_device};
 use flagstone_units::display::{count, size};
-use flagstone_units::{grouped, parse_size};
+use flagstone_units::{exact_size, grouped, parse_size};
 use serde::Serialize;
 
 use super::args::{PlanSavingsArgs, printable};
@@ -226,13 +226,12 @@ fn text(
         paint,
         &mut out,
     );
-    let failed = report
-        .unreadable
-        .iter()
-        .map(|range| format!("{} bytes at {}: {}", range.bytes, range.offset_bytes, range.error));
+    let failed = report.unreadable.iter().map(|range| {
+        format!("{} at {}: {}", exact_size(range.bytes), range.offset_bytes, range.error)
+    });
     let mut failed: Vec<String> = failed.collect();
     if report.unreadable_bytes > 0 {
-        failed.push(format!("{} bytes in all, left out", count(report.unreadable_bytes)));
+        failed.push(format!("{} in all, left out", exact_size(report.unreadable_bytes)));
     }
     list("unreadable", &failed, paint, &mut out);
     if let Some(price) = price {

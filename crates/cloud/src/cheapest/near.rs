@@ -76,7 +76,8 @@ fn lacking(placement: &Placement<'_>, need: &Need, scope: &Scope, bound: f64) ->
         .into_iter()
         .map(|load| (load, carries(placement, &demand, &load)))
         .min_by(|(a, has_a), (b, has_b)| (has_a / a.iops).total_cmp(&(has_b / b.iops)))
-        .filter(|(load, has)| is_less(*has, load.iops))?;
+        // A disk without IOPS is none: the fewest that can be bought are not known.
+        .filter(|(load, has)| *has > 0.0 && is_less(*has, load.iops))?;
     Some(Cheaper {
         kind: placement.kind.to_owned(),
         disks: demand.disks,

@@ -9,7 +9,7 @@ use flagstone_mirror::Mode;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::machine::{Answers, OperatorOrder, OrderRefusal, Transition};
 use flagstone_mirror::state::status::DesiredState;
-use flagstone_units::display::duration;
+use flagstone_units::display::{counted, duration};
 use flagstone_units::exact_size;
 
 use super::mirror_action::{ActionRequest, ParsedAction};
@@ -395,7 +395,8 @@ fn split_brain(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
 
 fn bad_bytes(replica: &ReplicaDocument) -> String {
     let bytes: u64 = replica.bad_ranges.iter().map(|bad| bad.bytes).sum();
-    format!("{bytes} bytes in {} ranges that its source could not copy", replica.bad_ranges.len())
+    let ranges = counted(replica.bad_ranges.len() as u64, "range");
+    format!("{} in {ranges} that its source could not copy", exact_size(bytes))
 }
 
 /// Outcome of a forced failover that has happened: `now` is the state after it.

@@ -106,7 +106,11 @@ impl MirroredVolume {
             ));
         }
         if !to_bytes.is_multiple_of(PAGE_BYTES) {
-            return refuse(format!("the size {to_bytes} bytes is not a multiple of 4KiB"));
+            let size = exact_size(to_bytes);
+            return refuse(format!(
+                "the size {size} is not a multiple of {}",
+                exact_size(PAGE_BYTES)
+            ));
         }
         if to_bytes > room_bytes {
             return refuse(format!(
