@@ -6,6 +6,7 @@
 //! their segment.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::limits::UNIT_BLOCKS;
 use crate::ondisk::entry::MapEntry;
@@ -78,7 +79,11 @@ impl SegmentUsage {
         let Some(left) = self.weights[segment].checked_sub(entry.weight()) else { return false };
         self.weights[segment] = left;
         if left == 0 {
+            // The checkpoint may still add blocks of units here: those count their unit anew.
             self.held[segment] = 0;
+            let blocks = layout.first_block(segment as u32)..layout.first_block(segment as u32 + 1);
+            remove_range(&mut self.adding, &blocks);
+            remove_range(&mut self.dying, &blocks);
         } else if let Some(unit) = entry.unit() {
             let died = self.dying.entry(entry.block()).or_default();
             *died += 1;
@@ -117,6 +122,12 @@ impl SegmentUsage {
                 }
             }
         }
+    }
+}
+
+fn remove_range(units: &mut BTreeMap<u64, u8>, blocks: &Range<u64>) {
+    while let Some(first) = units.range(blocks.clone()).next().map(|(block, _)| *block) {
+        units.remove(&first);
     }
 }
 
@@ -196,5 +207,31 @@ mod tests {
             assert!(usage.retire(&layout, *entry));
         }
         assert_eq!((usage.weights[0], usage.held[0]), (6 * 420, 2 * 420));
+    }
+
+    /// Regression: a pass copied blocks of deleted snapshots first, and the same checkpoint freed
+    /// them before it added the others of the unit. The dead ones were not counted.
+    #[test]
+    fn unit_in_an_emptied_segment_is_counted_anew() {
+        let layout = layout();
+        let mut usage = SegmentUsage::new(64);
+        let (own, other) = (unit(1), unit(65));
+        usage.add(&layout, other[0]);
+        for entry in &own[..2] {
+            usage.add(&layout, *entry);
+        }
+        for entry in &own[..2] {
+            assert!(usage.retire(&layout, *entry));
+        }
+        assert_eq!((usage.weights[0], usage.held[0]), (0, 0));
+        for entry in &own[2..] {
+            usage.add(&layout, *entry);
+        }
+        assert_eq!((usage.weights[0], usage.held[0]), (6 * 420, 2 * 420));
+        assert_eq!((usage.weights[1], usage.held[1]), (420, 7 * 420), "another segment");
+        for entry in &own[2..] {
+            assert!(usage.retire(&layout, *entry));
+        }
+        assert!(usage.adding.keys().eq([&65]) && usage.dying.is_empty());
     }
 }
