@@ -136,7 +136,14 @@ impl State {
         self.wanted.checkpoint |=
             4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
         let low = supply.free < supply.left_free(sizes, 0) + sizes.reserve / 4 + 2;
-        self.wanted.cleaning |= low && !self.gain.is_over();
+        // Writes stop once what dead blocks of units hold does not fit: packing begins before, by as
+        // much as hosts may write until the next checkpoint.
+        let margin = sizes.recent as u64;
+        let packs = !low
+            && supply.held >= margin.min(sizes.payload)
+            && supply.needed().saturating_add(margin) > sizes.capacity;
+        self.wanted.cleaning |= (low || packs) && !self.gain.is_over();
+        self.wanted.packing |= packs && !self.gain.is_over();
     }
 }
 
@@ -207,6 +214,39 @@ mod tests {
     use super::*;
     use crate::limits::{BLOCK_BYTES, FRUITLESS_PASSES, MERGES_WAITED};
     use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+
+    /// Packing was requested only by a write that waited for it.
+    #[test]
+    fn packing_begins_before_writes_wait_for_it() {
+        block_on(async {
+            let block = BLOCK_BYTES as u64;
+            let device = Arc::new(MemoryDevice::new((1 << 20) + 256 * 64 * block, 512).unwrap());
+            let devices = vec![NamedDevice { name: "/a".to_owned(), device }];
+            let options = CreateOptions { segment_blocks: 64, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let mut state = pool.shared().state.lock();
+            let (capacity, margin) = (state.sizes.capacity, state.sizes.recent as u64);
+            let write = WriteCost { entries: 1, ranges: 0, blocks: 1, reserved: false };
+            let mut admit = |held: u64| {
+                (state.wanted, state.held) = (Default::default(), held);
+                assert_eq!(state.try_admit(&write, 0), Some(Ok(())), "no write waits");
+                state.admitted = (0, 0);
+                (state.wanted.cleaning, state.wanted.packing)
+            };
+            let used = 10;
+            assert_eq!(admit(capacity - margin - 2 * used), (false, false));
+            assert_eq!(admit(capacity - margin + used), (true, true));
+            state.live = capacity - margin + used;
+            let mut admit = |held: u64| {
+                (state.wanted, state.held) = (Default::default(), held);
+                assert_eq!(state.try_admit(&write, 0), Some(Ok(())));
+                state.admitted = (0, 0);
+                (state.wanted.cleaning, state.wanted.packing)
+            };
+            assert_eq!(admit(0), (false, false), "packing would gain nothing");
+        })
+        .unwrap();
+    }
 
     /// Such a write waited for 1,024 passes of the cleaner.
     #[test]
