@@ -5,8 +5,9 @@ use flagstone_runtime::{BufMut, buf};
 
 use super::device::LogDevice;
 use super::position::ChunkContent;
+use super::tail::TailLoad;
 use crate::limits::BLOCK_BYTES;
-use crate::manage::shared::{Shared, WriteOut};
+use crate::manage::shared::{Shared, WriteOut, entries_of};
 use crate::manage::superblock::changed;
 use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, is_upkeep};
 use crate::ondisk::superblock::LogStart;
@@ -32,6 +33,15 @@ struct ChunkPlace {
 /// Memory for a chunk of this payload: the header, then the payload.
 pub(crate) async fn chunk_memory(payload_blocks: usize) -> BufMut {
     buf::acquire_more((1 + payload_blocks) * BLOCK_BYTES).await
+}
+
+/// What a chunk takes of the log device, and of the table of recent changes for hosts.
+fn load_of(records: &[ChunkRecord], payload: usize) -> TailLoad {
+    let entries = match is_upkeep(records) {
+        true => 0,
+        false => records.iter().map(|record| entries_of(record).0).sum(),
+    };
+    TailLoad { blocks: 1 + payload as u64, entries: entries as u64 }
 }
 
 /// A chunk with a reserved place. Later chunks take effect only after this one, so dropping it
@@ -114,7 +124,7 @@ impl Shared {
         payload: usize,
     ) -> Result<ChunkPlace, IoError> {
         if !is_upkeep(records) {
-            log.pace(1 + payload as u64).await;
+            log.pace(load_of(records, payload)).await;
         }
         loop {
             match self.progress.wait_for(|| self.try_reserve(records, payload)).await? {
@@ -157,7 +167,8 @@ impl Shared {
         if let Some((log, head)) = &mut head {
             let (segment, first) = log.split(start.block);
             let volumes = records.iter().flat_map(changed).copied();
-            head.tail.reserve((segment, start.slot), first, 1 + payload as u32, volumes);
+            let load = load_of(records, payload);
+            head.tail.reserve((segment, start.slot), first, load, volumes);
         }
         let position = &state.position;
         // Without volatile caches, completed writes are durable.

@@ -10,7 +10,7 @@ use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_runtime::{Buf, BufMut, time};
 use parking_lot::Mutex;
 
-use super::tail::{Tail, TailSlot};
+use super::tail::{Tail, TailLoad, TailSlot};
 use super::throttle::Throttle;
 use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES};
 use crate::ondisk::superblock::{LogStart, SUPERBLOCK_AREA_BYTES};
@@ -44,15 +44,18 @@ pub(crate) fn tail_limit(limit: u64, slots: u32, segment_blocks: u32) -> u64 {
 }
 
 impl LogDevice {
-    /// A log device without a tail. Hosts are slowed down near `limit`, in blocks.
+    /// A log device without a tail. Hosts are slowed down near `limit`, in blocks or in entries of
+    /// the table of recent changes.
     pub(crate) fn new(
         named: NamedDevice,
         slots: u32,
         segment_blocks: u32,
         limit: u64,
     ) -> LogDevice {
+        let entries = limit;
         let limit = tail_limit(limit, slots, segment_blocks);
-        let head = Head { tail: Tail::new(slots), throttle: Throttle::new(limit) };
+        let throttle = Throttle::new(TailLoad { blocks: limit, entries });
+        let head = Head { tail: Tail::new(slots), throttle };
         let piece = u64::from(WRITE_OUT_BLOCKS.min(segment_blocks));
         let pieces = (limit / 16 / piece).clamp(1, WRITE_OUT_COPIES as u64) as usize;
         let (failed, head) = (AtomicBool::new(false), Mutex::new(head));
@@ -92,11 +95,11 @@ impl LogDevice {
     }
 
     /// Delays a chunk of hosts by the throttle.
-    pub(crate) async fn pace(&self, blocks: u64) {
+    pub(crate) async fn pace(&self, chunk: TailLoad) {
         let pause = {
             let mut head = self.head();
-            let tail = head.tail.blocks();
-            head.throttle.pause(blocks, tail, Duration::from_nanos(time::now().as_nanos()))
+            let tail = head.tail.load();
+            head.throttle.pause(chunk, tail, Duration::from_nanos(time::now().as_nanos()))
         };
         if !pause.is_zero() {
             time::sleep(pause).await;

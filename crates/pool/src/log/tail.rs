@@ -19,6 +19,17 @@ struct TailSegment {
     applied: u32,
     /// Blocks that are durable on the devices of the pool.
     durable: u32,
+    /// Entries of the blocks that are not durable.
+    entries: u64,
+}
+
+/// What chunks take: of the log device, and of the table of recent changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TailLoad {
+    /// Blocks, with the headers.
+    pub blocks: u64,
+    /// Entries of host changes in the table of recent changes.
+    pub entries: u64,
 }
 
 /// Blocks that are copied to the devices of the pool in one write.
@@ -56,6 +67,8 @@ pub struct Tail {
     ends: u64,
     applied: u64,
     durable: u64,
+    /// Entries of host changes that are not durable: those of a segment leave with its blocks.
+    entries: u64,
     /// Number of blocks whose durability a caller waits for.
     wanted: u64,
     /// Per volume, the blocks of the log up to its last change.
@@ -73,6 +86,7 @@ impl Tail {
             ends: 0,
             applied: 0,
             durable: 0,
+            entries: 0,
             wanted: 0,
             changed: BTreeMap::new(),
         }
@@ -88,20 +102,22 @@ impl Tail {
         &mut self,
         (segment, slot): (u32, u32),
         first: u32,
-        count: u32,
+        load: TailLoad,
         volumes: impl IntoIterator<Item = u32>,
     ) {
         if self.segments.back().is_none_or(|last| last.segment != segment) {
             assert!(!self.is_full(), "the caller waits for a slot");
             self.numbers.insert(segment, self.before + self.segments.len() as u64);
-            let fresh = TailSegment { segment, slot, end: 0, applied: 0, durable: 0 };
+            let fresh = TailSegment { segment, slot, end: 0, applied: 0, durable: 0, entries: 0 };
             self.segments.push_back(fresh);
             self.free_slots();
         }
         let last = self.segments.back_mut().expect("it was pushed");
         assert!(last.slot == slot && last.end == first, "chunks follow each other");
-        last.end = first + count;
-        self.ends += u64::from(count);
+        last.end = first + load.blocks as u32;
+        last.entries += load.entries;
+        self.entries += load.entries;
+        self.ends += load.blocks;
         for volume in volumes {
             self.changed.insert(volume, self.ends);
         }
@@ -140,6 +156,11 @@ impl Tail {
         self.ends - self.durable
     }
 
+    /// Blocks of the tail, and their entries.
+    pub fn load(&self) -> TailLoad {
+        TailLoad { blocks: self.blocks(), entries: self.entries }
+    }
+
     /// True if applied blocks are not durable on the devices of the pool.
     pub fn has_applied(&self) -> bool {
         self.applied > self.durable
@@ -174,6 +195,10 @@ impl Tail {
             let index = self.numbers[&piece.segment] - self.before;
             let own = &mut self.segments[index as usize];
             assert!(own.durable == piece.first, "in order");
+            let left = u64::from(own.end - own.durable);
+            let gone = own.entries * u64::from(piece.count) / left;
+            own.entries -= gone;
+            self.entries -= gone;
             own.durable += piece.count;
             self.durable += u64::from(piece.count);
         }
@@ -206,12 +231,16 @@ mod tests {
         TailWrite { segment, slot, first, count }
     }
 
+    fn load(blocks: u64) -> TailLoad {
+        TailLoad { blocks, entries: 4 * blocks }
+    }
+
     /// Tail with three chunks in two segments; two chunks took effect.
     fn tail() -> Tail {
         let mut tail = Tail::new(2);
-        tail.reserve((7, 0), 0, 300, [1]);
-        tail.reserve((7, 0), 300, 4, [2]);
-        tail.reserve((3, 1), 0, 5, [1]);
+        tail.reserve((7, 0), 0, load(300), [1]);
+        tail.reserve((7, 0), 300, load(4), [2]);
+        tail.reserve((3, 1), 0, load(5), [1]);
         tail.apply(7, 0, 300);
         tail.apply(7, 300, 4);
         tail
@@ -243,7 +272,7 @@ mod tests {
         tail.written_out(&[piece(3, 1, 0, 5)]);
         assert!(tail.is_durable(wanted) && tail.volumes().is_empty());
         assert_eq!(tail.held(3).map(|held| held.slot), Some(1), "its slot is reused later");
-        tail.reserve((3, 1), 5, 3, [4]);
+        tail.reserve((3, 1), 5, load(3), [4]);
         tail.apply(3, 5, 3);
         assert_eq!(tail.pieces(true, 9), [piece(3, 1, 5, 3)]);
     }
@@ -251,13 +280,13 @@ mod tests {
     #[test]
     fn segment_returns_before_the_next_piece() {
         let mut tail = Tail::new(4);
-        tail.reserve((7, 0), 0, 5, []);
+        tail.reserve((7, 0), 0, load(5), []);
         tail.apply(7, 0, 5);
         tail.written_out(&tail.pieces(true, 9));
         // An empty checkpoint frees segment 7, which then follows segment 3.
-        tail.reserve((3, 1), 0, 5, []);
+        tail.reserve((3, 1), 0, load(5), []);
         tail.apply(3, 0, 5);
-        tail.reserve((7, 2), 0, 5, []);
+        tail.reserve((7, 2), 0, load(5), []);
         tail.apply(7, 0, 5);
         assert_eq!(tail.pieces(true, 9), [piece(3, 1, 0, 5), piece(7, 2, 0, 5)]);
         tail.written_out(&tail.pieces(true, 9));
@@ -270,7 +299,23 @@ mod tests {
         let held = tail.held(7);
         tail.written_out(&tail.pieces(true, 9));
         tail.apply(3, 0, 5);
-        tail.reserve((7, 0), 0, 2, []);
+        tail.reserve((7, 0), 0, load(2), []);
         assert!(tail.held(7).is_some() && tail.held(7) != held);
+    }
+
+    #[test]
+    fn entries_leave_with_their_blocks() {
+        let mut tail = tail();
+        assert_eq!(tail.load(), load(309));
+        tail.written_out(&[piece(7, 0, 0, 256)]);
+        assert_eq!(tail.load(), load(53));
+        tail.written_out(&[piece(7, 0, 256, 48)]);
+        tail.apply(3, 0, 5);
+        tail.reserve((3, 1), 5, TailLoad { blocks: 1, entries: 1 }, []);
+        tail.apply(3, 5, 1);
+        tail.written_out(&[piece(3, 1, 0, 4)]);
+        assert_eq!(tail.load(), TailLoad { blocks: 2, entries: 7 });
+        tail.written_out(&[piece(3, 1, 4, 2)]);
+        assert_eq!(tail.load(), TailLoad::default());
     }
 }

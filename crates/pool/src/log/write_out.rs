@@ -123,8 +123,7 @@ impl Shared {
         if state.write_out == WriteOut::Abandoned || is_over && !is_planned {
             return Some(Due::Stop);
         }
-        let blocks = head.tail.blocks();
-        let all = idle || is_planned || head.throttle.is_slowing(blocks);
+        let all = idle || is_planned || head.throttle.is_slowing(head.tail.load());
         let pieces = head.tail.pieces(all, log.pieces);
         if !pieces.is_empty() {
             return Some(Due::Copy(pieces));
@@ -153,7 +152,7 @@ impl Shared {
         let took = begun.elapsed();
         let head = &mut *log.head();
         let blocks: u64 = pieces.iter().map(|piece| u64::from(piece.count)).sum();
-        head.throttle.measure(blocks, took, head.tail.blocks());
+        head.throttle.measure(blocks, took, head.tail.load());
         head.tail.written_out(pieces);
         Ok(())
     }

@@ -287,6 +287,21 @@ pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
     }
 }
 
+/// Entries and ranges that a record takes in the table of recent changes.
+pub(crate) fn entries_of(record: &ChunkRecord) -> (usize, usize) {
+    match record {
+        ChunkRecord::Data { count, .. } => (usize::from(*count), 0),
+        ChunkRecord::Zero { count, .. } => match zero_entries(*count) {
+            0 => (0, 1),
+            entries => (entries, 0),
+        },
+        ChunkRecord::Unit { count, .. } => (usize::from(*count), 0),
+        ChunkRecord::Moved { .. } => (1, 0),
+        ChunkRecord::MovedUnit { parts, .. } => (moved_parts(parts).count(), 0),
+        _ => (0, 0),
+    }
+}
+
 /// Copies of blocks of volumes, among the parts of a unit.
 fn moved_parts(parts: &[ChunkRecord]) -> impl Iterator<Item = &ChunkRecord> {
     parts.iter().filter(|part| matches!(part, ChunkRecord::Moved { .. }))
@@ -408,17 +423,7 @@ impl State {
     /// Releases the admission of records that took effect or were abandoned.
     pub(crate) fn withdraw(&mut self, records: &[ChunkRecord]) {
         for record in records {
-            let (entries, ranges) = match record {
-                ChunkRecord::Data { count, .. } => (usize::from(*count), 0),
-                ChunkRecord::Zero { count, .. } => match zero_entries(*count) {
-                    0 => (0, 1),
-                    entries => (entries, 0),
-                },
-                ChunkRecord::Unit { count, .. } => (usize::from(*count), 0),
-                ChunkRecord::Moved { .. } => (1, 0),
-                ChunkRecord::MovedUnit { parts, .. } => (moved_parts(parts).count(), 0),
-                _ => (0, 0),
-            };
+            let (entries, ranges) = entries_of(record);
             self.admitted.0 -= entries;
             self.admitted.1 -= ranges;
         }
