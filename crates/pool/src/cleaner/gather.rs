@@ -10,7 +10,7 @@ use flagstone_runtime::buf;
 
 use super::Copies;
 use super::owners::{AncestryNode, Owners};
-use super::pack::{LivePiece, Part};
+use super::pack::{LivePiece, Part, leaves, live_blocks};
 use crate::checkpoint::METADATA_LEVEL;
 use crate::compress::{Compression, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
@@ -51,17 +51,22 @@ struct Contents {
 }
 
 impl Copies {
-    /// True if the limits allow the piece.
-    fn has_room(&self, piece: &LivePiece) -> bool {
+    /// True if the limits allow no more blocks.
+    fn is_full(&self) -> bool {
+        self.blocks >= self.blocks_max
+    }
+
+    /// True if the limits allow a piece of these parts.
+    fn has_room(&self, parts: &[Part]) -> bool {
         let new: BTreeSet<(u32, u64)> =
-            piece.leaves().filter(|leaf| !self.leaves.contains(leaf)).collect();
-        self.blocks + piece.live() <= self.blocks_max
+            leaves(parts).filter(|leaf| !self.leaves.contains(leaf)).collect();
+        self.blocks + live_blocks(parts) <= self.blocks_max
             && self.leaves.len() + new.len() <= self.leaves_max
     }
 
     fn count(&mut self, piece: &LivePiece) {
-        self.blocks += piece.live();
-        self.leaves.extend(piece.leaves());
+        self.blocks += live_blocks(&piece.parts);
+        self.leaves.extend(leaves(&piece.parts));
     }
 }
 
@@ -181,6 +186,8 @@ impl Shared {
         let mut payload = None;
         for named in &contents.named {
             match *named {
+                // Later segments of a pass may have pages that can be moved, which are not counted.
+                Named::Block(_) | Named::Unit(_) if copies.is_full() => copies.skipped = true,
                 Named::Block(found) => self.copy(header, &[found], &mut payload, copies).await?,
                 Named::Unit(first) => {
                     let blocks = contents.blocks_of(first);
@@ -286,6 +293,12 @@ impl Shared {
     ) -> Result<(), IoError> {
         let live = self.live(blocks, &copies.owners).await?;
         let Some(first) = live.iter().flatten().next() else { return Ok(()) };
+        let parts = parts(blocks, &live);
+        // Before the payload is read, because later segments of a pass often have no room.
+        if !copies.has_room(&parts) {
+            copies.skipped = true;
+            return Ok(());
+        }
         if payload.is_none() {
             // Writers hold memory while they wait for the cleaner, so this may not take the
             // ordinary memory. The buffer is returned before the copies need one.
@@ -306,13 +319,9 @@ impl Shared {
             unit,
             codec,
             cold: self.cold_codec(first.top.id),
-            parts: parts(blocks, &live),
+            parts,
             stored: stored.to_vec(),
         };
-        if !copies.has_room(&piece) {
-            copies.skipped = true;
-            return Ok(());
-        }
         for (found, live) in blocks.iter().zip(live) {
             if let Some(Live { top, .. }) = live
                 && top.is_snapshot

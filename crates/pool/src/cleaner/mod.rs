@@ -16,6 +16,8 @@ pub(crate) mod gain;
 mod gather;
 mod owners;
 mod pack;
+#[cfg(test)]
+mod pass_tests;
 mod turns;
 mod victims;
 

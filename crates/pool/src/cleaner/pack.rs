@@ -94,6 +94,19 @@ fn live(parts: &[Part]) -> impl Iterator<Item = (&ChunkRecord, MapEntry)> + Clon
     parts.iter().filter_map(|part| Some((&part.record, part.live?)))
 }
 
+/// Number of live blocks.
+pub(super) fn live_blocks(parts: &[Part]) -> usize {
+    live(parts).count()
+}
+
+/// Leaves of volumes that refer to live blocks.
+pub(super) fn leaves(parts: &[Part]) -> impl Iterator<Item = (u32, u64)> {
+    live(parts).filter_map(|(record, _)| match record {
+        ChunkRecord::Moved { volume, block, .. } => Some((*volume, leaf_of(*block))),
+        _ => None,
+    })
+}
+
 fn copy(unit: Option<UnitPlace>, parts: &[Part]) -> CopyForm {
     match unit {
         Some(unit) if live(parts).count() <= usize::from(unit.stored) => CopyForm::Blocks,
@@ -135,15 +148,7 @@ impl LivePiece {
 
     /// Number of live blocks.
     pub(super) fn live(&self) -> usize {
-        live(&self.parts).count()
-    }
-
-    /// Leaves of volumes that refer to its live blocks.
-    pub(super) fn leaves(&self) -> impl Iterator<Item = (u32, u64)> {
-        live(&self.parts).filter_map(|(record, _)| match record {
-            ChunkRecord::Moved { volume, block, .. } => Some((*volume, leaf_of(*block))),
-            _ => None,
-        })
+        live_blocks(&self.parts)
     }
 
     fn is_whole(&self) -> bool {
