@@ -142,6 +142,17 @@ thread_local! {
     static TOOLS: RefCell<Tools> = RefCell::default();
 }
 
+#[cfg(test)]
+thread_local! {
+    static UNITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Units that this core has tried to compress.
+#[cfg(test)]
+pub(crate) fn units_compressed() -> usize {
+    UNITS.get()
+}
+
 /// Compresses a unit of 2 to 8 blocks and passes its stored blocks on; `None` if it does not shrink
 /// to 7/8.
 pub fn compressed<T>(codec: Codec, data: &[u8], keep: impl FnOnce(&[u8]) -> T) -> Option<T> {
@@ -149,6 +160,8 @@ pub fn compressed<T>(codec: Codec, data: &[u8], keep: impl FnOnce(&[u8]) -> T) -
     if !(2..=UNIT_BLOCKS).contains(&blocks) {
         return None;
     }
+    #[cfg(test)]
+    UNITS.set(UNITS.get() + 1);
     TOOLS.with_borrow_mut(|tools| {
         let Tools { lz4, zstd, compressed, .. } = tools;
         let out = &mut compressed[HEADER_BYTES..];

@@ -28,6 +28,7 @@ mod recover;
 mod storage;
 pub mod stream;
 pub mod verify;
+mod work_slices;
 
 pub use compress::{COMPRESSION_PROPERTY, Compression};
 pub use error::{PoolError, VolumeError};

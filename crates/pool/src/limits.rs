@@ -26,6 +26,10 @@ pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 /// Most blocks of a compressed unit: a read of one block reads and decompresses at most 32 KiB.
 pub const UNIT_BLOCKS: usize = 8;
 
+/// Compressed units between two yields to the other tasks of a core: at 0.2 ms each with Zstandard,
+/// less than 1 ms.
+pub const UNITS_PER_SLICE: usize = 4;
+
 /// Level of Zstandard.
 pub const ZSTD_LEVEL: i32 = 3;
 

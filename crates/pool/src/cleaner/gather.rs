@@ -309,6 +309,7 @@ impl Shared {
         let stored = payload
             .as_ref()
             .and_then(|bytes| bytes.get(at..at + first.entry.stored_blocks() * BLOCK_BYTES));
+        copies.slices.spend(1).await;
         let read = stored.and_then(|stored| verified(stored, &live));
         let (Some((stored, codec)), Some(found)) = (read, blocks.first()) else {
             let block = found_block(blocks, &live);

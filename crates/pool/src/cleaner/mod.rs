@@ -30,6 +30,7 @@ use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::unit::BLOCK_WEIGHT;
+use crate::work_slices::WorkSlices;
 use gain::Gain;
 use owners::Owners;
 use pack::{Moved, Packed, Packer};
@@ -52,6 +53,7 @@ struct Copies {
     blocks_max: usize,
     /// True if a block or page was skipped because of a limit.
     skipped: bool,
+    slices: WorkSlices,
     owners: Owners,
 }
 
@@ -205,6 +207,7 @@ impl Shared {
             blocks: 0,
             blocks_max: most,
             skipped: false,
+            slices: WorkSlices::default(),
             owners: Owners::of(state),
         }
     }
@@ -269,6 +272,9 @@ impl Shared {
     /// Writes gathered copies: the chunks that are full, or all. A chunk fills its segment to the
     /// end if possible: unused blocks at the end of a segment are lost space.
     async fn write_copies(&self, copies: &mut Copies, all: bool) -> Result<(), IoError> {
+        while let Some(units) = copies.packer.pack_next(all) {
+            copies.slices.spend(units).await;
+        }
         loop {
             let room = self.state.lock().position.room();
             let Some(packed) = copies.packer.next(room, all) else { return Ok(()) };

@@ -252,7 +252,11 @@ pub(super) struct Packer {
     /// Most payload blocks of a chunk.
     chunk_blocks: usize,
     pieces: Vec<LivePiece>,
-    /// Stored blocks and live blocks of the pieces.
+    /// Pieces that are being packed, and the lengths of their groups, each of which may become a
+    /// unit.
+    sorted: VecDeque<LivePiece>,
+    groups: VecDeque<usize>,
+    /// Stored blocks and live blocks of these pieces.
     gathered: (usize, usize),
     /// Copies for the next chunks. Their payload is limited by those of the pieces and a chunk.
     copied: VecDeque<Copied>,
@@ -270,8 +274,8 @@ impl Packer {
         Packer { chunk_blocks, ..Packer::default() }
     }
 
-    /// Adds a piece. A block that stays plain is copied as it comes: nothing is gained by sorting
-    /// it.
+    /// Adds a piece, before [`Packer::pack_next`]. A block that stays plain is copied as it comes:
+    /// nothing is gained by sorting it.
     pub(super) fn add(&mut self, piece: LivePiece) {
         if piece.stays_plain() {
             let LivePiece { parts, stored, .. } = piece;
@@ -280,9 +284,26 @@ impl Packer {
         self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
         self.gathered.1 += piece.live();
         self.pieces.push(piece);
-        if self.gathered.0 >= SORTED_BLOCKS || self.gathered.1 >= SORTED_PARTS {
-            self.pack();
+    }
+
+    /// Packs one unit, if enough pieces are gathered or all are to be packed. Returns the number of
+    /// units that it worked on, or `None` if nothing is left to pack. The caller lets other tasks
+    /// run between calls.
+    pub(super) fn pack_next(&mut self, all: bool) -> Option<usize> {
+        let is_due = self.gathered.0 >= SORTED_BLOCKS || self.gathered.1 >= SORTED_PARTS;
+        if self.groups.is_empty() && (is_due || all) {
+            let mut pieces = std::mem::take(&mut self.pieces);
+            pieces.sort_by_key(LivePiece::key);
+            self.groups = groups(&pieces).iter().map(|group| group.len()).collect();
+            self.sorted = pieces.into();
         }
+        let count = self.groups.pop_front()?;
+        let group: Vec<LivePiece> = self.sorted.drain(..count).collect();
+        self.pack(&group);
+        if self.groups.is_empty() {
+            self.gathered = (0, 0);
+        }
+        Some(1 + group.len())
     }
 
     /// Payload blocks and copied blocks that are in memory, at most.
@@ -297,12 +318,9 @@ impl Packer {
     }
 
     /// The next chunk, if it is full or all copies are to be written: the first copies that fit
-    /// together. It takes at most `room` payload blocks if a copy fits there, otherwise those of a
+    /// together, after [`Packer::pack_next`] has packed what is due. It takes at most `room` payload blocks if a copy fits there, otherwise those of a
     /// new segment.
     pub(super) fn next(&mut self, room: usize, all: bool) -> Option<Packed> {
-        if all {
-            self.pack();
-        }
         let is_full = self.waiting.0 >= self.chunk_blocks || self.waiting.1 >= RECORD_SPACE_BYTES;
         if self.copied.is_empty() || !all && !is_full {
             return None;
@@ -322,20 +340,15 @@ impl Packer {
         Some(packed)
     }
 
-    fn pack(&mut self) {
-        self.gathered = (0, 0);
-        let mut pieces = std::mem::take(&mut self.pieces);
-        pieces.sort_by_key(LivePiece::key);
-        for group in groups(&pieces) {
-            match self.compressed(group) {
-                Some((record, stored)) => {
-                    let parts = group.iter().flat_map(|piece| &piece.parts);
-                    let live = parts.filter(|part| part.live.is_some());
-                    self.put(record, stored, live.cloned().collect());
-                }
-                None if group.len() > 1 => group.iter().for_each(|piece| self.pack_alone(piece)),
-                None => self.copy(&group[0]),
+    fn pack(&mut self, group: &[LivePiece]) {
+        match self.compressed(group) {
+            Some((record, stored)) => {
+                let parts = group.iter().flat_map(|piece| &piece.parts);
+                let live = parts.filter(|part| part.live.is_some());
+                self.put(record, stored, live.cloned().collect());
             }
+            None if group.len() > 1 => group.iter().for_each(|piece| self.pack_alone(piece)),
+            None => self.copy(&group[0]),
         }
     }
 

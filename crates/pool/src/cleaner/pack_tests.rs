@@ -84,8 +84,10 @@ fn pack_all(pieces: Vec<LivePiece>, chunk_blocks: usize) -> Vec<Packed> {
     let mut chunks = Vec::new();
     for piece in pieces {
         packer.add(piece);
+        while packer.pack_next(false).is_some() {}
         chunks.extend(std::iter::from_fn(|| packer.next(chunk_blocks, false)));
     }
+    while packer.pack_next(true).is_some() {}
     chunks.extend(std::iter::from_fn(|| packer.next(chunk_blocks, true)));
     chunks
 }
@@ -275,6 +277,8 @@ fn chunk_ends_with_its_segment() {
         packer.add(whole(8 * at, LZ4, LZ4, &data(Kind::Equal, 8, &mut rng)));
     }
     assert!(packer.next(15, false).is_none(), "no chunk is full");
+    assert_eq!(packer.pack_next(false), None, "too few are gathered");
+    assert_eq!(std::iter::from_fn(|| packer.pack_next(true)).collect::<Vec<_>>(), [2; 4]);
     // Units of two stored blocks.
     let mut next = |room| packer.next(room, true).map(|chunk| chunk.payload_blocks());
     assert_eq!(next(5), Some(4));
@@ -290,6 +294,7 @@ fn units_with_dead_blocks_become_whole() {
         let unit = piece((1, 0, 1000), LZ4, LZ4, &data, dead, false).unwrap();
         let mut packer = Packer::new(15);
         packer.add(unit);
+        assert_eq!((packer.pack_next(true), packer.pack_next(true)), (Some(2), None));
         let chunk = packer.next(15, true).unwrap();
         assert_eq!((chunk.entries.len(), packer.held()), (blocks - 1, 0));
         let entry = chunk.entries[0].new;

@@ -1,12 +1,15 @@
-//! Tests of a pass: what it reads.
+//! Tests of a pass: what it reads, and how long it keeps its core.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use flagstone_blockdev::stats::{CallKind, Counters};
 use flagstone_blockdev::{BlockDevice as _, MemoryDevice, StatsLayer};
 use flagstone_runtime::{Buf, block_on};
 
 use super::*;
+use crate::limits::UNITS_PER_SLICE;
+use crate::work_slices::tests::most_in_a_turn;
 use crate::{COMPRESSION_PROPERTY, Compression, CreateOptions, NamedDevice, Pool, VolumeOptions};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -53,6 +56,61 @@ fn segment_without_room_is_not_read() {
         }
         let (bytes, skipped) = clean(1000, 100).await;
         assert!(!skipped && bytes > 28 * BLOCK, "{bytes}");
+    })
+    .unwrap();
+}
+
+/// Regression: a pass compressed up to 256 blocks, and a write as many, before other tasks ran.
+#[test]
+fn compression_lets_other_tasks_run() {
+    block_on(async {
+        let (pool, _) = create(1024).await;
+        let volume = pool.create_volume("v", &options(2000, Compression::Zstd)).await.unwrap();
+        let text = |blocks| Buf::copy_of(&vec![7; blocks * BLOCK_BYTES]).unwrap();
+        // In one chunk, and in several.
+        for blocks in [127, 256] {
+            let write = async { volume.write(BLOCK, text(blocks), false).await.unwrap() };
+            let (most, all) = most_in_a_turn(write).await;
+            assert!(most <= UNITS_PER_SLICE && all >= blocks / 8, "{most} of {all}");
+        }
+        // Single blocks are compressed by the cleaner alone.
+        for at in 0..300 {
+            volume.write((1000 + at) * BLOCK, text(1), false).await.unwrap();
+        }
+        volume.write(BLOCK, text(9), false).await.unwrap();
+        pool.checkpoint().await.unwrap();
+        let shared = pool.shared();
+        let clean = async {
+            let (mut copies, weights) = {
+                let state = shared.state.lock();
+                (shared.no_copies(&state), state.usage.weights.clone())
+            };
+            copies.leaves_max = 1000;
+            for (segment, _) in (0..).zip(weights).filter(|(_, weight)| *weight > 0) {
+                shared.clean_segment(segment, &mut copies).await.unwrap();
+            }
+            shared.write_copies(&mut copies, true).await.unwrap();
+        };
+        let (most, all) = most_in_a_turn(clean).await;
+        assert!(most <= UNITS_PER_SLICE && all >= 300 / 8, "{most} of {all}");
+    })
+    .unwrap();
+}
+
+/// A write that is dropped while its data is compressed gives its admission back, so that
+/// checkpoints do not wait for it.
+#[test]
+fn dropped_write_is_not_admitted_any_more() {
+    block_on(async {
+        let (pool, _) = create(1024).await;
+        let volume = pool.create_volume("v", &options(2000, Compression::Zstd)).await.unwrap();
+        let data = Buf::copy_of(&vec![7; 127 * BLOCK_BYTES]).unwrap();
+        let mut write = Box::pin(async { volume.write(0, data, false).await });
+        assert!(write.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        // No unit is cut.
+        assert_eq!(pool.shared().state.lock().admitted, (120, 0));
+        drop(write);
+        assert_eq!(pool.shared().state.lock().admitted, (0, 0));
     })
     .unwrap();
 }

@@ -1,6 +1,6 @@
 //! Volume of a pool, as a [`BlockDevice`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::shared::Shared;
 use super::space::WriteCost;
 use crate::compress::{compressed, decompressed};
 use crate::id::PoolId;
-use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, UNITS_PER_SLICE, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
 use crate::log::gather::GatheredChunk;
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
@@ -27,6 +27,7 @@ use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
 use crate::ondisk::unit::{BLOCK_WEIGHT, Codec};
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
+use crate::work_slices::WorkSlices;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -195,6 +196,21 @@ impl BlockDevice for PoolVolume {
     }
 }
 
+/// Admission of a write whose data is being compressed: given back if the write is dropped.
+struct Admitted<'a> {
+    shared: &'a Shared,
+    demand: WriteCost,
+}
+
+impl Drop for Admitted<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.admitted.0 -= self.demand.entries;
+        drop(state);
+        self.shared.progress.notify();
+    }
+}
+
 /// Chunks with the data of a write, awaited at the end of the write.
 #[derive(Default)]
 struct Chunks {
@@ -244,14 +260,20 @@ impl VolumeIo {
     /// A write that is admitted at once joins the open chunk in the same turn. Its future then only
     /// waits for the chunk.
     fn begin_write(&self, block: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let fits = data.len() <= self.shared.chunk_blocks() * BLOCK_BYTES;
+        let codec = self.codec();
+        let most = match codec {
+            Some(_) => self.shared.chunk_blocks().min(UNITS_PER_SLICE * UNIT_BLOCKS),
+            None => self.shared.chunk_blocks(),
+        };
+        let fits = data.len() <= most * BLOCK_BYTES;
         let admitted = fits.then(|| self.shared.try_admit(&self.demand(&data))).flatten();
         let io = self.clone();
         match admitted {
             Some(Err(error)) => IoFuture::ready(Err(error)),
             Some(Ok(())) => {
                 let mut chunks = Chunks::default();
-                self.add(block, &data, &mut chunks);
+                let compress = |bytes: &[u8]| codec.and_then(|codec| self.compress(codec, bytes));
+                self.add(block, &data, &mut chunks, compress);
                 IoFuture::later(async move {
                     chunks.outcome().await?;
                     if fua { io.shared.flush().await } else { Ok(()) }
@@ -367,6 +389,7 @@ impl VolumeIo {
 
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
         let mut chunks = Chunks::default();
+        let mut slices = WorkSlices::default();
         let chunk_blocks = self.shared.chunk_blocks();
         let in_units = self.codec().is_some();
         let mut at = 0;
@@ -377,43 +400,49 @@ impl VolumeIo {
             let cut = if in_units { (end % UNIT_BLOCKS as u64) as usize } else { 0 };
             let piece_bytes = (chunk_blocks - cut) * BLOCK_BYTES;
             let piece = data.slice(at..(at + piece_bytes).min(data.len()));
-            self.write_piece(first, piece, &mut chunks).await?;
+            self.write_piece(first, piece, &mut slices, &mut chunks).await?;
             at += piece_bytes;
         }
         chunks.outcome().await
     }
 
-    /// Adds data to the log, at most one chunk.
-    async fn write_piece(&self, block: u64, data: Buf, chunks: &mut Chunks) -> Result<(), IoError> {
-        self.shared.admit(self.demand(&data)).await?;
-        self.add(block, &data, chunks);
+    /// Adds data to the log, at most one chunk. Other tasks run while it is compressed; then all of
+    /// it joins the open chunk in one turn.
+    async fn write_piece(
+        &self,
+        block: u64,
+        data: Buf,
+        slices: &mut WorkSlices,
+        chunks: &mut Chunks,
+    ) -> Result<(), IoError> {
+        let demand = self.demand(&data);
+        self.shared.admit(demand).await?;
+        let admitted = Admitted { shared: &self.shared, demand };
+        let mut units = VecDeque::new();
+        if let Some(codec) = self.codec() {
+            for (run, _) in runs(&data).filter(|(_, zero)| !zero) {
+                for unit in units_of(block, run) {
+                    units.push_back(self.compress(codec, &data[bytes_of(&unit)]));
+                    slices.spend(1).await;
+                }
+            }
+        }
+        std::mem::forget(admitted);
+        self.add(block, &data, chunks, |_| units.pop_front().flatten());
         Ok(())
     }
 
-    /// Adds admitted data to open chunks.
-    fn add(&self, block: u64, data: &Buf, chunks: &mut Chunks) {
-        let gatherer = self.shared.gatherer();
-        for (run, zero) in runs(data) {
-            let (volume, block) = (self.volume, block + run.start as u64);
-            let chunk = if zero {
-                let record = ChunkRecord::Zero { volume, block, count: run.len() as u64 };
-                gatherer.add(&self.shared, record, None)
-            } else {
-                self.add_data(block, data.slice(bytes_of(&run)), chunks);
-                continue;
-            };
-            chunks.push(chunk);
-        }
-    }
-
-    /// Adds data without blocks of zeroes, in compressed units where they shrink.
-    fn add_data(&self, block: u64, data: Buf, chunks: &mut Chunks) {
+    /// Adds admitted data to open chunks. `compress` returns the stored blocks of each unit in turn,
+    /// if it shrinks.
+    fn add(
+        &self,
+        block: u64,
+        data: &Buf,
+        chunks: &mut Chunks,
+        mut compress: impl FnMut(&[u8]) -> Option<Buf>,
+    ) {
         let gatherer = self.shared.gatherer();
         let volume = self.volume;
-        let count = data.len() / BLOCK_BYTES;
-        let codec = self.codec();
-        // Blocks before `at` and from `plain` on are not compressed.
-        let (mut plain, mut at) = (0, 0);
         let add_plain = |run: Range<usize>, chunks: &mut Chunks| {
             if !run.is_empty() {
                 let block = block + run.start as u64;
@@ -421,20 +450,27 @@ impl VolumeIo {
                 chunks.push(gatherer.add(&self.shared, record, Some(data.slice(bytes_of(&run)))));
             }
         };
-        while let Some(codec) = codec.filter(|_| at < count) {
-            let first = block + at as u64;
-            let unit = at..count.min(at + unit_max(first));
-            if let Some(payload) = self.compress(codec, &data[bytes_of(&unit)]) {
-                add_plain(plain..unit.start, chunks);
-                let stored = (payload.len() / BLOCK_BYTES) as u8;
-                let record =
-                    ChunkRecord::Unit { volume, block: first, count: unit.len() as u8, stored };
-                chunks.push(gatherer.add(&self.shared, record, Some(payload)));
-                plain = unit.end;
+        for (run, zero) in runs(data) {
+            if zero {
+                let (block, count) = (block + run.start as u64, run.len() as u64);
+                let record = ChunkRecord::Zero { volume, block, count };
+                chunks.push(gatherer.add(&self.shared, record, None));
+                continue;
             }
-            at = unit.end;
+            // Blocks of the run from here on are not compressed so far.
+            let mut plain = run.start;
+            for unit in units_of(block, run.clone()) {
+                if let Some(payload) = compress(&data[bytes_of(&unit)]) {
+                    add_plain(plain..unit.start, chunks);
+                    let (block, count) = (block + unit.start as u64, unit.len() as u8);
+                    let stored = (payload.len() / BLOCK_BYTES) as u8;
+                    let record = ChunkRecord::Unit { volume, block, count, stored };
+                    chunks.push(gatherer.add(&self.shared, record, Some(payload)));
+                    plain = unit.end;
+                }
+            }
+            add_plain(plain..run.end, chunks);
         }
-        add_plain(plain..count, chunks);
     }
 
     /// Codec of writes.
@@ -608,6 +644,16 @@ impl VolumeIo {
         }
         Ok(extents)
     }
+}
+
+/// Parts of a run that may become a unit each, in data that begins at `block`.
+fn units_of(block: u64, run: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut at = run.start;
+    std::iter::from_fn(move || {
+        let unit = at..run.end.min(at + unit_max(block + at as u64));
+        at = unit.end;
+        Some(unit).filter(|unit| !unit.is_empty())
+    })
 }
 
 /// Most blocks of a unit from a block on. Units end at multiples of their size, so that writes of
