@@ -133,6 +133,11 @@ pub const FRUITLESS_PASSES: u32 = 8;
 /// Steps without progress after which an evacuation fails. Each step is a pass of the cleaner.
 pub const EVACUATION_STEPS: u32 = 1000;
 
+/// Checkpoints for which a write waits when an evacuation has emptied its device, and the others
+/// lack free segments for what is reserved. Otherwise hosts would take each segment as soon as the
+/// cleaner has freed it.
+pub const EVACUATION_HOLDS: u64 = 2;
+
 /// Fewest segments with which an evacuation can fill the other devices. With fewer, a checkpoint
 /// may take as much as the pass before it frees, and the evacuation fails: in
 /// tests with 32 to 64 segments from 80 % of the capacity on, with 100 segments never.

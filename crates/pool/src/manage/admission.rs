@@ -5,7 +5,7 @@ use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State};
 use super::space::{OrderKind, Sizes, SpaceDecision, SpaceState, WriteCost, admit, admit_order};
-use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, PASSES_WAITED};
+use crate::limits::{CHUNKS_UNAPPLIED, EVACUATION_HOLDS, LOG_SEGMENTS_MAX, PASSES_WAITED};
 use crate::map::recent::Recent;
 use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 
@@ -39,6 +39,10 @@ impl State {
         }
         if self.position.in_flight() >= CHUNKS_UNAPPLIED {
             return None;
+        }
+        let holds = self.evacuation_waits && !self.nothing_to_clean;
+        if holds && demand.blocks > 0 && waited < EVACUATION_HOLDS {
+            return self.decide(SpaceDecision::AfterCleaning);
         }
         let supply = self.supply();
         let decided = self.decide(admit(&sizes, &supply, demand, waited))?;

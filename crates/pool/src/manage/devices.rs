@@ -134,6 +134,7 @@ impl Drop for Evacuation {
     fn drop(&mut self) {
         let shared = self.pool.shared();
         let mut state = shared.state.lock();
+        state.evacuation_waits = false;
         if state.evacuated.take().is_some() {
             state.segments.end_drain(false);
             let layout = &shared.storage.layout;
@@ -335,7 +336,7 @@ impl Evacuation {
     /// [`DeviceOrderError`] if the remaining blocks cannot be moved, and errors of the devices.
     pub async fn step(&self) -> Result<bool, DeviceOrderError> {
         let shared = self.pool.shared();
-        let (range, log, damaged, used, supply, sizes) = {
+        let (range, log, damaged, used, is_backed, supply, sizes) = {
             let mut state = shared.state.lock();
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
@@ -343,10 +344,12 @@ impl Evacuation {
             let is_left =
                 |segment: &u32| state.segments.is_closed(*segment) && !state.can_clean(*segment);
             let damaged = range.clone().filter(is_left).count();
-            (range, log, damaged, used, state.supply(), state.sizes)
+            let (supply, sizes) = (state.supply(), state.sizes);
+            let is_backed = supply.reserved == 0 || supply.is_backed(&sizes, 0);
+            state.evacuation_waits = used == 0 && !is_backed;
+            (range, log, damaged, used, is_backed, supply, sizes)
         };
         let free = supply.free;
-        let is_backed = supply.reserved == 0 || supply.is_backed(&sizes, 0);
         if used == 0 && is_backed {
             return Ok(true);
         }
@@ -454,7 +457,7 @@ impl Evacuation {
         shared.storage.devices.release(self.index);
         {
             let mut state = shared.state.lock();
-            state.evacuated = None;
+            (state.evacuated, state.evacuation_waits) = (None, false);
             state.segments.end_drain(true);
         }
         drop((update, turn, order));

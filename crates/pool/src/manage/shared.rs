@@ -231,6 +231,9 @@ pub(crate) struct State {
     pub(crate) sizes: Sizes,
     /// Segments of a device that is being evacuated.
     pub(crate) evacuated: Option<Range<u32>>,
+    /// True while that device is empty, and the others lack free segments for what is reserved:
+    /// writes leave them to the evacuation.
+    pub(crate) evacuation_waits: bool,
     pub(crate) recycled: RecycledLists,
     failed: Option<IoError>,
 }
@@ -351,6 +354,7 @@ impl State {
             spare: None,
             sizes,
             evacuated: None,
+            evacuation_waits: false,
             recycled: RecycledLists::default(),
             failed: None,
         };

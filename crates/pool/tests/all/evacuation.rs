@@ -310,7 +310,11 @@ async fn busy_removal(seed: u64, percent: u64, reserved: u64) -> Busy {
 /// for lack of space.
 #[test]
 fn hosts_write_during_an_evacuation() {
-    for (seed, percent, reserved) in [(1, 50, 0), (2, 80, 0), (3, 92, 0), (4, 80, 200)] {
+    let busy = [(1, 50, 0), (2, 80, 0), (3, 92, 0), (4, 80, 200)];
+    // Regression: hosts took each freed segment before the evacuation saw that the reservations
+    // were backed.
+    let busiest = [(10, 92, 200), (11, 92, 200), (12, 92, 300), (13, 92, 500)];
+    for (seed, percent, reserved) in busy.into_iter().chain(busiest) {
         let sim = Simulation::new(seed, SimConfig::default());
         let node = sim.add_node("server");
         let done = sim.spawn_on(node, busy_removal(seed, percent, reserved));
