@@ -30,7 +30,7 @@ use crate::id::MirrorId;
 use crate::io::local::{LocalIo, WatchedDevice};
 use crate::io::new_generation::NewGeneration;
 use crate::limits::{DEPOSE_MS, PEERS_MAX, TRANSFER_CHECK_MS, TRANSFER_MS};
-use crate::manage::command::role_error;
+use crate::manage::command::{CommandError, role_error};
 use crate::manage::order::OrderProgress;
 use crate::manage::replica::{Replica, ReplicaError};
 use crate::manage::resize::Sizes;
@@ -40,7 +40,7 @@ use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::member::Member;
 use crate::ondisk::superblock::{PeerRecord, Superblock};
 use crate::session::connect::CloseOnDrop;
-use crate::state::machine::{Action, Event, next};
+use crate::state::machine::{Action, Event, OrderRefusal, next};
 use crate::state::status::DesiredState;
 use crate::wire::peer::{
     PeerRefusal, PeerRequest, RequestError, SharedConnector, execute, identify,
@@ -163,7 +163,8 @@ impl Mirror {
             for action in actions.iter().take(checks) {
                 inner.act(epoch, action, &mut progress).await?;
             }
-            Ok(())
+            // The node may have stopped meanwhile: a replacement would serve after that.
+            inner.check_open()
         })
         .await;
         if let Err(error) = role_error(prepared.unwrap_or(Err(RoleError::DeviceBusy.into()))) {
@@ -183,8 +184,10 @@ impl Mirror {
         };
         let io = inner.local.local_io();
         let ended = inner.until(deadline, io, ends).await;
+        let still_open = inner.check_open();
         self.close();
-        let ended = ended.map_or(Err(RoleError::DeviceHangs), role_error);
+        let ended =
+            ended.map_or(Err(RoleError::DeviceHangs), |ended| role_error(ended.and(still_open)));
         let left = deadline.since(time::now());
         let retired = time::timeout(left, inner.local.retire()).await;
         if let Err(error) = ended.and(retired.map_err(|_| RoleError::DeviceHangs)) {
@@ -258,6 +261,14 @@ impl Mirror {
 }
 
 impl Inner {
+    /// Refuses a mirror that was closed.
+    fn check_open(&self) -> Result<(), CommandError> {
+        match self.lock().closed {
+            true => Err(OrderRefusal::Closed.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Legs to which writes are sent.
     fn receiving_legs(&self) -> Vec<bool> {
         self.lock().legs.iter().map(|leg| leg.receives_writes).collect()
@@ -466,7 +477,68 @@ impl ReplicaTransfer {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_blockdev::{
+        BlockDevice, DelayConfig, DelayLayer, DelayTime, MemoryDevice, SharedDevice,
+    };
+    use flagstone_runtime::sim::{SimConfig, Simulation};
+    use flagstone_runtime::{buf, spawn};
+
     use super::*;
+    use crate::limits::ACTIVE_REGIONS_MIN;
+    use crate::manage::replica::CreateReplica;
+
+    /// A mirror without peers that serves, whose writes take half a second.
+    async fn slow_source() -> Mirror {
+        let geometry = ReplicaGeometry {
+            usable_bytes: 4096,
+            bit_bytes: 4096,
+            region_bytes: 4096,
+            active_regions_max: ACTIVE_REGIONS_MIN,
+        };
+        let volume = MirrorId([7; 16]);
+        let create = CreateReplica { volume, with_data: true, zeroes: false, geometry };
+        let memory: SharedDevice = Arc::new(MemoryDevice::new(1 << 20, 512).unwrap());
+        Replica::create(memory.clone(), None, create).await.unwrap();
+        let write = DelayTime::fixed(Duration::from_millis(500));
+        let slow = DelayLayer::new(memory, DelayConfig { write, ..DelayConfig::default() });
+        let slow: SharedDevice = Arc::new(slow.unwrap());
+        let mirror = Mirror::new(Replica::open(slow, None).await.unwrap(), Vec::new());
+        assert!(mirror.start().await.unwrap());
+        mirror
+    }
+
+    /// A transfer whose node stopped while it waited for the calls in flight, or while it put the
+    /// replica away, was continued: the replacement served after the stop.
+    #[test]
+    fn mirror_closed_during_a_transfer_has_no_replacement() {
+        for closed_after_ms in [0, 300, 700, 1500, 2500, 4000, 30_000] {
+            let sim = Simulation::new(1, SimConfig::default());
+            let node = sim.add_node("server");
+            let done = sim.spawn_on(node, async move {
+                let mirror = slow_source().await;
+                let host = mirror.clone();
+                let write = spawn(async move {
+                    let data = buf::alloc(4096).await.freeze();
+                    host.write(0, data, false).await
+                });
+                time::sleep(Duration::from_millis(100)).await;
+                let moved = mirror.clone();
+                let moving = spawn(async move { moved.begin_transfer().await.map(drop) });
+                time::sleep(Duration::from_millis(closed_after_ms)).await;
+                let was_closed = mirror.is_closed();
+                mirror.close();
+                let moved = moving.await.unwrap();
+                write.await.unwrap().ok();
+                (was_closed, moved)
+            });
+            let (was_closed, moved) = sim.block_on(async { done.await.unwrap() });
+            let refused = Err(RoleError::Refused(OrderRefusal::Closed));
+            let expected = if was_closed { Ok(()) } else { refused };
+            assert_eq!(moved, expected, "closed after {closed_after_ms} ms");
+            assert!(!was_closed || closed_after_ms > 1000, "{closed_after_ms}");
+            assert!(was_closed || closed_after_ms < 30_000);
+        }
+    }
 
     #[test]
     fn records_are_forgotten_only_if_their_peer_is_known() {
