@@ -356,6 +356,9 @@ impl MirroredVolume {
             }
         };
         let (replica, failed) = opened.map_err(|error| error.to_string())?;
+        if self.ending.get() {
+            return Err("the server is stopping".to_owned());
+        }
         let next = self.new_mirror(replica)?;
         self.handle.set(Some(next.clone()));
         begin_transfer.finish(&next).await.map_err(|error| error.to_string())?;

@@ -160,6 +160,8 @@ pub(crate) struct MirroredVolume {
     unverified: Cell<bool>,
     /// The mirror is being replaced or deleted: see [`Changing`](self::grow::Changing).
     growing: Cell<bool>,
+    /// The server stops: no mirror of the replica begins any more.
+    ending: Cell<bool>,
     /// Announces the paths of a peer that was added.
     announcing: RefCell<Option<AbortOnDrop<()>>>,
     /// Size after the current growth, set from before the new space is zeroed.
@@ -260,6 +262,7 @@ impl MirroredVolume {
             reopens: Cell::default(),
             unverified: Cell::default(),
             growing: Cell::default(),
+            ending: Cell::default(),
             announcing: RefCell::default(),
             growing_to: Cell::default(),
             moving_log: Cell::default(),
@@ -649,14 +652,25 @@ impl MirroredVolume {
         })
     }
 
-    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards.
+    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards. No
+    /// mirror of the replica begins after that.
     pub(crate) async fn end(&self) -> MirrorEnd {
-        let Some(mirror) = self.mirror() else { return MirrorEnd::default() };
-        if self.has_ended() {
-            // Stops the attempts to reopen the replica.
+        self.ending.set(true);
+        let mut ended = MirrorEnd::default();
+        if self.mirror().is_none_or(|mirror| mirror.is_closed()) {
+            // Stops the attempts to open the replica.
             self.watch.borrow_mut().take();
-            return MirrorEnd::default();
         }
+        // A mirror that stops may have been replaced meanwhile, by one of another size.
+        while let Some(mirror) = self.mirror().filter(|mirror| !mirror.is_closed()) {
+            let MirrorEnd { undelivered, failure } = self.end_mirror(&mirror).await;
+            ended.undelivered.extend(undelivered);
+            ended.failure = ended.failure.or(failure);
+        }
+        ended
+    }
+
+    async fn end_mirror(&self, mirror: &Mirror) -> MirrorEnd {
         let (undelivered, failure) = match mirror.stop_with_group().await {
             Ok(undelivered) => (undelivered, None),
             Err(error) => {

@@ -118,6 +118,9 @@ impl MirroredVolume {
 
     pub(super) fn reopen_soon(self: &Rc<Self>) {
         self.set_ana_state(false);
+        if self.ending.get() {
+            return;
+        }
         let first = self.reopening.borrow().as_ref().map_or(0, |reopening| reopening.attempts);
         let again = retry(Rc::downgrade(self), PAUSES.after(first));
         *self.watch.borrow_mut() = Some(spawn(again).abort_on_drop());
@@ -188,8 +191,8 @@ impl MirroredVolume {
 
     async fn reopen(self: &Rc<Self>) -> Result<(), MirrorFailure> {
         let _create_lock = self.create_lock.acquire(1).await;
-        if !self.has_ended() {
-            // It was deleted meanwhile.
+        if !self.has_ended() || self.ending.get() {
+            // It was deleted meanwhile, or the server stops.
             return Ok(());
         }
         let target = self.target()?;

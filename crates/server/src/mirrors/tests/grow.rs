@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FaultConfig, FaultLayer};
 use flagstone_nvmf_target::TargetConfig;
-use flagstone_runtime::{block_on, time};
+use flagstone_runtime::task::yield_now;
+use flagstone_runtime::{block_on, spawn, time};
 
 use super::*;
 use crate::mirrors::grow::Grown;
@@ -196,6 +197,41 @@ fn enlarged_log_device_is_noticed() {
         assert_eq!(mirror.room_bytes(), mirror.usable_bytes());
         eventually("its present size is asked for", || mirror.room_bytes() == room).await;
         node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// A server that stops while the mirror is being replaced closed the old mirror, and the new one
+/// served on.
+#[test]
+fn stop_during_growth_ends_the_new_mirror() {
+    block_on(async {
+        let (mut grew, mut kept) = (0, 0);
+        for turns in 0..80 {
+            let data = file(64 << 20);
+            let node = Node::alone((path(&data), Some("memory:1MiB"))).await;
+            let mirrored = node.mirrored.clone();
+            mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+            let device = mirrored.device();
+            eventually("it serves", || node.access() == AnaState::OPTIMIZED).await;
+            let size_bytes = device.geometry().size_bytes;
+            cut(&data, 66 << 20);
+            let (own, wanted) = (mirrored.clone(), size_bytes + (1 << 20));
+            let mirror = mirrored.mirror().unwrap();
+            let grows = spawn(async move { own.resize(&mirror, wanted).await });
+            for _ in 0..turns {
+                yield_now().await;
+            }
+            mirrored.end().await;
+            match grows.await.unwrap() {
+                Ok(()) => grew += 1,
+                Err(_) => kept += 1,
+            }
+            assert!(mirrored.has_ended(), "after {turns} turns");
+            assert_eq!(read(&device, 0).await, None, "after {turns} turns");
+            mirrored.abandon().await;
+        }
+        println!("{grew} {kept}");
     })
     .unwrap();
 }
