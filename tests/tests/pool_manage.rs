@@ -299,7 +299,9 @@ fn streams_carry_snapshots_between_pools() {
     let cut = bed.scratch.join("cut");
     std::fs::copy(&whole, &cut).unwrap();
     File::options().write(true).open(&cut).unwrap().set_len(len / 2).unwrap();
-    let (done, printed) = receive(&bed, "copy --pool other", &cut);
+    let (done, printed) = receive(&bed, "copy --pool other --compression gzip", &cut);
+    assert!(!done && printed.contains("auto"), "{printed}");
+    let (done, printed) = receive(&bed, "copy --pool other --compression lz4", &cut);
     assert!(!done && printed.contains("cut"), "{printed}");
     assert_eq!(ask(&bed.server.api(), "GET", "/v1/volumes/copy").status, 404);
     let status = bed.run("pool status other");
@@ -318,8 +320,16 @@ fn streams_carry_snapshots_between_pools() {
     send(&bed, &format!("db@a --resume {had}"), &rest);
     let rest_len = std::fs::metadata(&rest).unwrap().len();
     assert!(rest_len < len - had / 2, "{rest_len} of {len}");
-    let (done, printed) = receive(&bed, "copy", &rest);
+    let (done, printed) = receive(&bed, "copy --compression zstd", &rest);
+    assert!(!done && printed.contains("compression lz4"), "{printed}");
+    let (done, printed) = receive(&bed, "copy --compression lz4", &rest);
     assert!(done, "{printed}");
+    let is_small = || {
+        let copy = get(&bed.server.api(), "/v1/volumes/copy")["pool"].clone();
+        copy["used_bytes"].as_u64() >= Some(4 << 20)
+            && copy["stored_bytes"].as_u64() < Some(1 << 20)
+    };
+    until("the copy is compressed", is_small, || bed.run("volume show copy"));
     has(&bed, "copy", 1, "0", "3M");
     has(&bed, "copy", 2, "500M", "1M");
     let ids = |name: &str| get(&bed.server.api(), &format!("/v1/snapshots/{name}"))["id"].clone();

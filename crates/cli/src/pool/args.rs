@@ -101,6 +101,9 @@ pub(crate) struct ReceiveArgs {
     /// Pool of a new volume
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
+    /// Compression of a new volume: off, lz4, zstd, or auto (lz4 when written, zstd once it is cold)
+    #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
+    pub(crate) compression: Option<String>,
     #[command(flatten)]
     pub(crate) force: ForceArgs,
     /// Print the server's JSON document (docs/api.md)

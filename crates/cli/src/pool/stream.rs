@@ -119,7 +119,10 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
     let pool = args.pool.as_ref().map(|pool| format!("&pool={}", encode(pool)));
     let name = encode(&args.name);
     let pool = pool.unwrap_or_default();
-    let path = format!("/v1/volumes/{name}/receive?force={}{pool}", args.force.force);
+    let compression = args.compression.as_ref().map(|mode| format!("&compression={mode}"));
+    let compression = compression.unwrap_or_default();
+    let force = args.force.force;
+    let path = format!("/v1/volumes/{name}/receive?force={force}{pool}{compression}");
     let mut watch = Watch::new(0);
     // The first frame, and the part of the body that the server needs.
     let (mut begin, mut body) = (Vec::new(), Vec::new());

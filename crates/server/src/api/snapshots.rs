@@ -47,10 +47,10 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
     let description = "A part of the stream of a snapshot from `offset_bytes` on, with `since` of \
                        what differs from that snapshot.";
     router.get("/v1/snapshots/{name}/stream", description, on(api, Api::send_part));
-    let description = "Receives frames of a stream, for a new volume in `pool`, or with `force` \
-                       although hosts are attached, or changes or a part of another stream are \
-                       discarded. After the first frame, frames before `position_bytes` may be \
-                       left out.";
+    let description = "Receives frames of a stream, for a new volume in `pool` with `compression`, \
+                       or with `force` although hosts are attached, or changes or a part of \
+                       another stream are discarded. After the first frame, frames before \
+                       `position_bytes` may be left out.";
     router.post("/v1/volumes/{name}/receive", description, on(api, Api::receive_part));
     let description = "Takes or deletes a snapshot, or rolls a volume back to it, or previews the \
                        outcome.";
@@ -104,10 +104,10 @@ impl Api {
         let server = self.server.clone();
         // The order survives its client.
         let work = spawn(async move {
-            let [pool, force] = call.parameters(["pool", "force"])?;
+            let [pool, compression, force] = call.parameters(["pool", "compression", "force"])?;
             let (name, bytes) = (call.text("name"), call.bytes(STREAM_TYPE)?);
             let force = boolean("force", force)?;
-            server.receive_part(ReceivePart { name, pool, force, bytes }).await
+            server.receive_part(ReceivePart { name, pool, compression, force, bytes }).await
         });
         let stopping = || Problem::stopping("the server is stopping: nothing was confirmed");
         work.await.unwrap_or_else(|_| Err(stopping()))

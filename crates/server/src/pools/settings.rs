@@ -32,6 +32,12 @@ pub(crate) fn to_properties(settings: &Settings) -> BTreeMap<String, String> {
     properties.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
+/// Settings with this compression alone; none if it is empty.
+pub(crate) fn compressed(mode: &str) -> Settings {
+    let mode = Some(mode).filter(|mode| !mode.is_empty());
+    mode.map(|mode| (COMPRESSION_KEY.to_owned(), mode.into())).into_iter().collect()
+}
+
 /// Checks the setting that the pool obeys.
 ///
 /// # Errors

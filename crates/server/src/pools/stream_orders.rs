@@ -10,7 +10,9 @@ use std::sync::Arc;
 use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
 use flagstone_pool::stream::receive::{RECEIVED_KEY, Received, VolumeReceiver};
 use flagstone_pool::stream::send::StreamPart;
-use flagstone_pool::{Pool, PoolVolume, VolumeOptions};
+use flagstone_pool::{
+    COMPRESSION_PROPERTY, Compression, Pool, PoolVolume, VolumeInfo, VolumeOptions,
+};
 use flagstone_units::exact_size;
 
 use super::settings::{self, Settings};
@@ -30,6 +32,8 @@ pub(crate) struct ReceivePart<'a> {
     pub(crate) name: &'a str,
     /// Pool for a new volume.
     pub(crate) pool: Option<&'a str>,
+    /// Compression of a new volume.
+    pub(crate) compression: Option<&'a str>,
     /// Discards writes since the base, and disconnects hosts.
     pub(crate) force: bool,
     /// Whole frames.
@@ -186,7 +190,8 @@ impl Server {
             let pool_name = part.pool.ok_or_else(|| {
                 Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
             })?;
-            let device = self.create_received(name, pool_name, &stream, start).await?;
+            let settings = settings::compressed(part.compression.unwrap_or_default());
+            let device = self.create_received(name, pool_name, &stream, start, &settings).await?;
             return Ok(receiver(device, 0));
         };
         let FoundVolume { pool_name, pool, info, state, .. } = &found;
@@ -196,7 +201,11 @@ impl Server {
             return Err(Problem::conflict(format!("there is another snapshot {full} already")));
         }
         let step = state.receive(name, &stream, same.is_some(), part.force);
-        match step.map_err(Problem::conflict)? {
+        let step = step.map_err(Problem::conflict)?;
+        if let (Some(wanted), false) = (part.compression, step == ReceiveStep::StartOver) {
+            check_same_compression(name, info, wanted)?;
+        }
+        match step {
             ReceiveStep::Done => Ok(None),
             ReceiveStep::Serve => {
                 self.serve_received(&found).await?;
@@ -219,9 +228,14 @@ impl Server {
             }
             // A new volume is empty, so zeroes need no writes.
             ReceiveStep::StartOver => {
+                let own = info.properties.get(COMPRESSION_PROPERTY).map(String::as_str);
+                let settings = settings::compressed(part.compression.or(own).unwrap_or_default());
+                // A refusal must not follow the deletion.
+                settings::check_compression(&settings)?;
                 let deleted = pool.delete_volume(name).await;
                 deleted.map_err(|error| problem(pool_name, error))?;
-                let device = self.create_received(name, pool_name, &stream, start).await?;
+                let device =
+                    self.create_received(name, pool_name, &stream, start, &settings).await?;
                 Ok(receiver(device, 0))
             }
             ReceiveStep::Rebase { is_complete } => {
@@ -239,10 +253,11 @@ impl Server {
         pool_name: &str,
         stream: &StreamId,
         start: &StreamStart,
+        settings: &Settings,
     ) -> Result<Arc<PoolVolume>, Problem> {
         let pool = self.pools.open_pool(pool_name)?;
-        self.checked(pool_name, name, &Settings::new(), None)?;
-        let mut properties = settings::to_properties(&Settings::new());
+        self.checked(pool_name, name, settings, None)?;
+        let mut properties = settings::to_properties(settings);
         mark_receiving(&mut properties, stream);
         let options =
             VolumeOptions { size_bytes: start.size_bytes, properties, ..VolumeOptions::default() };
@@ -365,6 +380,19 @@ impl Pools {
 fn stream_of(receiver: &VolumeReceiver) -> StreamId {
     let VolumeReceiver { snapshot, source, start: StreamStart { base, .. }, .. } = receiver;
     StreamId { snapshot: *snapshot, source: *source, base: *base }
+}
+
+/// Refuses another compression than an existing volume has.
+fn check_same_compression(name: &str, info: &VolumeInfo, wanted: &str) -> Result<(), Problem> {
+    settings::check_compression(&settings::compressed(wanted))?;
+    let own = Compression::of(&info.properties).name();
+    match own == wanted {
+        true => Ok(()),
+        false => Err(Problem::conflict(format!(
+            "volume {name} exists already, with compression {own}: leave --compression out, and \
+             change it with flagstone volume set {name} --compression {wanted} once it is received"
+        ))),
+    }
 }
 
 /// Marks a volume that gets other content as one that has nothing of a stream yet.
