@@ -1,11 +1,14 @@
 //! `flagstone volume send` and `flagstone volume receive`: streams of snapshots on standard output
 //! and input. Each frame is checked on both ways.
 
+use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 
 use flagstone_pool::stream::frame::{FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX, StreamFrame};
 use flagstone_server::api::pool_document::ReceiveDocument;
 use flagstone_server::http::encode;
+use flagstone_server::limits::RECEIVE_RECORD_BYTES;
+use flagstone_units::exact_size;
 use indicatif::ProgressBar;
 
 use super::args::{ReceiveArgs, SendArgs};
@@ -110,6 +113,25 @@ pub(super) fn send(args: &SendArgs) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+/// What happened to a receive whose server stopped answering, after it had confirmed `had` bytes,
+/// and what to do.
+fn lost(args: &ReceiveArgs, had: Option<u64>, error: &dyn Display) -> String {
+    let name = &args.name;
+    let state = match had {
+        Some(had) => format!(
+            "It had {had} bytes of the snapshot: volume {name} keeps them, except for at most the \
+             last {} of data, and is not served until the receive is complete.",
+            exact_size(RECEIVE_RECORD_BYTES)
+        ),
+        None => format!("Nothing was confirmed: volume {name} keeps what it has."),
+    };
+    format!(
+        "the server stopped answering ({error}); it may be restarting. {state} Once it runs, run the \
+         same commands again: the receive continues. flagstone pool status shows how much the \
+         volume has, which flagstone volume send --resume BYTES leaves out."
+    )
+}
+
 pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
     let mut input = io::stdin().lock();
     if input.is_terminal() {
@@ -124,6 +146,7 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
     let force = args.force.force;
     let path = format!("/v1/volumes/{name}/receive?force={force}{pool}{compression}");
     let mut watch = Watch::new(0);
+    let mut has_begun = false;
     // The first frame, and the part of the body that the server needs.
     let (mut begin, mut body) = (Vec::new(), Vec::new());
     let mut bytes: Vec<u8> = Vec::with_capacity(BODY_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX);
@@ -142,7 +165,7 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
                 return Err(Failure::failed(format!("{why}: nothing was received")));
             }
             // The first frame lets the server record what the volume has.
-            let text = server.post_bytes(&path, &begin)?;
+            let text = server.post_bytes(&path, &begin, |error| lost(args, None, error))?;
             let ReceiveDocument { position_bytes: has, .. } = read(text.as_bytes())?;
             return Err(Failure::failed(format!(
                 "{why}: the volume has {has} bytes of its snapshot, and is not served; run the same \
@@ -153,7 +176,9 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
             begin.clone_from(&body);
         }
         if !body.is_empty() {
-            let text = server.post_bytes(&path, &body)?;
+            let had = has_begun.then_some(watch.had);
+            let text = server.post_bytes(&path, &body, |error| lost(args, had, error))?;
+            has_begun = true;
             let answer: ReceiveDocument = read(text.as_bytes())?;
             if answer.complete {
                 watch.bar.finish_and_clear();
@@ -164,5 +189,37 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
         }
         body.clear();
         bytes.drain(..whole);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    /// The message was "the server stopped answering: early eof".
+    #[test]
+    fn restarted_server_leaves_advice() {
+        let line = "flagstone volume receive db --pool fast --compression zstd";
+        let cli = crate::args::Cli::try_parse_from(line.split(' ')).unwrap();
+        let crate::args::Command::Volume(args) = cli.command else { panic!("{line}") };
+        let crate::pool::args::VolumeCommand::Receive(args) = args.command else {
+            panic!("{line}")
+        };
+        assert_eq!(args.compression.as_deref(), Some("zstd"));
+        let text = lost(&args, Some(64 << 20), &"connection reset");
+        for part in [
+            "connection reset",
+            "67108864 bytes",
+            "volume db keeps them",
+            "last 32 MiB",
+            "not served",
+            "run the same commands again",
+            "send --resume",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(lost(&args, None, &"end").contains("Nothing was confirmed"));
     }
 }

@@ -1,5 +1,6 @@
 //! Client of the control API: of a server on this machine, or of one on another machine over TLS.
 
+use std::fmt::Display;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -135,10 +136,15 @@ impl ApiClient {
         }
     }
 
-    /// Posts a part of a stream.
-    pub(crate) fn post_bytes(&mut self, path: &str, body: &[u8]) -> Result<String, Failure> {
+    /// Posts a part of a stream. `lost` explains a server that stopped answering.
+    pub(crate) fn post_bytes(
+        &mut self,
+        path: &str,
+        body: &[u8],
+        lost: impl FnOnce(&dyn Display) -> String,
+    ) -> Result<String, Failure> {
         let reply = self.client.send(Method::POST, path, Some((STREAM_TYPE, body)));
-        text(reply.map_err(|error| format!("the server stopped answering: {error}")))
+        text(reply.map_err(|error| lost(&error)))
     }
 
     /// Gets a document.

@@ -109,7 +109,12 @@ impl Api {
             let force = boolean("force", force)?;
             server.receive_part(ReceivePart { name, pool, compression, force, bytes }).await
         });
-        let stopping = || Problem::stopping("the server is stopping: nothing was confirmed");
+        let stopping = || {
+            Problem::stopping(
+                "the server is stopping: the volume keeps what it has; run the same commands again \
+                 when the server runs",
+            )
+        };
         work.await.unwrap_or_else(|_| Err(stopping()))
     }
 
