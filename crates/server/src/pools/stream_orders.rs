@@ -202,7 +202,9 @@ impl Server {
         }
         let step = state.receive(name, &stream, same.is_some(), part.force);
         let step = step.map_err(Problem::conflict)?;
-        if let (Some(wanted), false) = (part.compression, step == ReceiveStep::StartOver) {
+        // A volume that begins again takes the new one, and a complete one stays as it is.
+        let keeps = matches!(step, ReceiveStep::Continue { .. } | ReceiveStep::Rebase { .. });
+        if let (Some(wanted), true) = (part.compression, keeps) {
             check_same_compression(name, info, wanted)?;
         }
         match step {
@@ -231,7 +233,7 @@ impl Server {
                 let own = info.properties.get(COMPRESSION_PROPERTY).map(String::as_str);
                 let settings = settings::compressed(part.compression.or(own).unwrap_or_default());
                 // A refusal must not follow the deletion.
-                settings::check_compression(&settings)?;
+                self.checked(pool_name, name, &settings, None)?;
                 let deleted = pool.delete_volume(name).await;
                 deleted.map_err(|error| problem(pool_name, error))?;
                 let device =
