@@ -380,9 +380,12 @@ fn mirror_runs_only_over_tls() {
 
 /// The guide's way for a running pair: one node at a time, first with TLS allowed, then required.
 #[test]
-fn running_pair_changes_to_tls() {
+fn running_pair_gets_keys_and_tls() {
     let scratch = Scratch::new();
     let key = generate(&scratch, "pair.key");
+    let secret = scratch.join("pair.secret");
+    let (made, said) = flagstone(&["key", "generate", text(&secret)]);
+    assert!(made, "{said}");
     let setup = Setup { size_bytes: 16 << 20, listen: "?tls=allowed", ..Setup::default() };
     let mut pair = Pair::set_up(setup).synchronized();
     let change = |pair: &mut Pair, node: usize, (from, to): (&str, &str)| {
@@ -393,8 +396,9 @@ fn running_pair_changes_to_tls() {
         pair.restart(node);
         assert_eq!(pair.source(), 1 - node, "the other node serves on");
     };
-    let allowed = format!("tls_key_file = {key:?}\ntls = \"allowed\"\n");
-    for step in [("insecure = true\n", &allowed[..]), ("tls = \"allowed\"\n", "")] {
+    let demand = "tls = \"allowed\"\nauthentication = \"allowed\"\ninsecure = true\n";
+    let allowed = format!("tls_key_file = {key:?}\nkey_file = {secret:?}\n{demand}");
+    for step in [("insecure = true\n", &allowed[..]), (demand, "")] {
         let source = pair.source();
         change(&mut pair, 1 - source, step);
         pair.order(1 - source, "switchover", &[]);
@@ -402,15 +406,24 @@ fn running_pair_changes_to_tls() {
         change(&mut pair, source, step);
     }
     let logs = [0, 1].map(|node| pair.node(node).output());
-    assert!(logs.iter().any(|log| log.contains("connecting without TLS, as is allowed")));
+    for part in ["TLS", "authentication"] {
+        let warned = format!("connecting without {part}, as is allowed");
+        assert!(logs.iter().any(|log| log.contains(&warned)), "{warned}");
+    }
+    assert!(logs.iter().all(|log| log.contains("insecure: anyone who takes the name")));
     let source = pair.source();
     let (address, port) = pair.host_address(1 - source);
     let from = pair.name(source);
     let device = format!(
         "nvme-tcp://{address}:{port}/{NQN_PREFIX}db:replica?hostnqn={NQN_PREFIX}node:{from}"
     );
-    let (reached, said) = flagstone(&["load", &device, "--rw", "read", "--ios", "1"]);
+    let reach = |query: &str| {
+        flagstone(&["load", &format!("{device}{query}"), "--rw", "read", "--ios", "1"])
+    };
+    let (reached, said) = reach("");
     assert!(!reached, "{said}");
+    let (reached, said) = reach(&format!("&tls-key-file={}", key.display()));
+    assert!(!reached && said.contains("requires authentication"), "{said}");
     pair.end(source);
 }
 

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_auth::tls::TlsKey;
-use flagstone_auth::{Hash, KeyPair, KeyRing, Secret, TlsRing};
+use flagstone_auth::{Hash, KeyDemand, KeyPair, KeyRing, Secret, TlsRing};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_host::{HostOptions, RemoteDevice, RemoteTls};
 use flagstone_runtime::net::Address;
@@ -62,7 +62,11 @@ impl Plan {
             return HostOptions { host_nqn, tls: Some(tls), ..HostOptions::default() };
         }
         let guess = Secret::new(&[7; 32], Some(Hash::Sha256)).expect("32 bytes are a secret");
-        let keys = KeyPair { host: KeyRing::new(vec![guess]), controller: None };
+        let keys = KeyPair {
+            host: KeyRing::new(vec![guess]),
+            controller: None,
+            demand: KeyDemand::Required,
+        };
         HostOptions { host_nqn: Some(self.host), keys: Some(keys), ..HostOptions::default() }
     }
 }

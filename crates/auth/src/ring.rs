@@ -86,13 +86,28 @@ pub struct KeyPair {
     pub host: KeyRing,
     /// Secrets with which the controller authenticates itself; `None` if it need not, or cannot.
     pub controller: Option<KeyRing>,
+    /// Whether the two can do without.
+    pub demand: KeyDemand,
+}
+
+/// Whether a connection needs keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyDemand {
+    /// None is made without authentication.
+    Required,
+    /// The target asks for nothing, but answers a host that authenticates. A host that expects a
+    /// proof of the target authenticates unasked, and connects without if the target has no key of
+    /// it. An attacker on the way can bring that about, so it is for the time in which the nodes of
+    /// a pair get keys.
+    Optional,
 }
 
 impl KeyPair {
     /// One ring for both sides, as between the nodes of a mirror. The response of one side is not
     /// valid for the other, because the formula includes the side.
     pub fn shared(ring: &KeyRing) -> Self {
-        Self { host: ring.clone(), controller: Some(ring.clone()) }
+        let controller = Some(ring.clone());
+        Self { host: ring.clone(), controller, demand: KeyDemand::Required }
     }
 
     /// Version of the present secrets. Keys derived from them are valid only for this version.
@@ -124,7 +139,11 @@ mod tests {
     #[test]
     fn replaced_secret_of_either_side_ends_a_version() {
         let [host, controller] = [1, 2].map(|byte| KeyRing::new(secrets(byte)));
-        let pair = KeyPair { host: host.clone(), controller: Some(controller.clone()) };
+        let pair = KeyPair {
+            host: host.clone(),
+            controller: Some(controller.clone()),
+            demand: KeyDemand::Required,
+        };
         let first = pair.version();
         assert!(!host.replace(secrets(1)) && first.is_current());
         assert!(host.replace(secrets(3)) && !first.is_current());

@@ -161,8 +161,8 @@ fn comparable(config: &Config, layer: &LayerConfig) -> (&'static str, LayerValue
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address, key_file, insecure, tls_key_file, tls, host_addresses, connections,
-        timeout, compression,
+        address, key_file, authentication, insecure, tls_key_file, tls, host_addresses,
+        connections, timeout, compression,
         max_bytes_per_s: bandwidth_max, fence_command, fence_timeout
     }, compared_separately { name });
 }

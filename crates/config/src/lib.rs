@@ -46,7 +46,7 @@ pub use diagnostic::{Diagnostic, DiagnosticSeverity, Diagnostics};
 pub use model::{
     ApiRole, ApiTls, ApiUser, ArbiterStore, ArbiterTls, Backing, BucketStore, BucketUrl, Cloud,
     Config, DiskProfile, EtcdStore, HostAccess, LayerConfig, LimitConfig, MirrorConfig, Nbd, Nvme,
-    Peer, PeerTls, Provisioned, ServerSettings, Subsystem, Volume,
+    Peer, PeerDemand, Provisioned, ServerSettings, Subsystem, Volume,
 };
 
 pub use flagstone_runtime::IoEngine;

@@ -11,7 +11,7 @@ use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Report, SourceLocation};
-use super::model::{LayerConfig, MirrorConfig, Peer, PeerTls};
+use super::model::{LayerConfig, MirrorConfig, Peer, PeerDemand};
 use super::performance;
 use super::profile::Catalogs;
 use super::read::{file_path, key_path};
@@ -85,10 +85,15 @@ pub(crate) fn read_peer(
         let message = reader.message(|title| format!("[{title}] has no address"));
         reader.report().error(reader.place(), message, help);
     }
-    if reader.has("tls") && !reader.has("tls_key_file") {
-        let message = "without `tls_key_file`, `tls` encrypts nothing";
-        let help = "add tls_key_file = \"PATH\", or remove tls";
-        reader.report().error(&reader.key_place("tls"), message, help);
+    for (key, file, lacks) in [
+        ("authentication", "key_file", "proves nothing"),
+        ("tls", "tls_key_file", "encrypts nothing"),
+    ] {
+        if reader.has(key) && !reader.has(file) {
+            let message = format!("without `{file}`, `{key}` {lacks}");
+            let help = format!("add {file} = \"PATH\", or remove {key}");
+            reader.report().error(&reader.key_place(key), message, help);
+        }
     }
     let options = peer_options(reader);
     let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
@@ -112,13 +117,15 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
     let tls_key_file = reader.parsed("tls_key_file", key_path).map(|path| path.value);
-    let tls = reader.one_of("tls", &PeerTls::ALL, PeerTls::name);
+    let demand = |key| reader.one_of(key, &PeerDemand::ALL, PeerDemand::name);
+    let (authentication, tls) = (demand("authentication"), demand("tls"));
     let insecure = reader.boolean("insecure");
     let fence_command = fence_command(reader);
     let fence_timeout = reader.time_or_default("fence_timeout");
     move |name, address| Peer {
         name,
         key_file,
+        authentication,
         insecure,
         tls_key_file,
         tls,

@@ -278,23 +278,23 @@ pub struct ApiUser {
     pub certificate_name: Option<String>,
 }
 
-/// TLS of a peer that has a key for it.
+/// Whether a peer that has a key for authentication or TLS can do without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PeerTls {
-    /// Connections without TLS are refused.
+pub enum PeerDemand {
+    /// Connections without are refused.
     Required,
-    /// Connections without TLS are accepted, and made if the peer speaks none.
+    /// Connections without are accepted, and made if the peer has no key.
     Allowed,
 }
 
-impl PeerTls {
-    pub(crate) const ALL: [PeerTls; 2] = [PeerTls::Required, PeerTls::Allowed];
+impl PeerDemand {
+    pub(crate) const ALL: [PeerDemand; 2] = [PeerDemand::Required, PeerDemand::Allowed];
 
     /// Name in the configuration.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            PeerTls::Required => "required",
-            PeerTls::Allowed => "allowed",
+            PeerDemand::Required => "required",
+            PeerDemand::Allowed => "allowed",
         }
     }
 }
@@ -306,12 +306,14 @@ pub struct Peer {
     pub address: HostPort,
     /// Absolute path of the key that both nodes prove.
     pub key_file: Option<PathBuf>,
+    /// Whether connections need that key.
+    pub authentication: PeerDemand,
     /// The operator accepts that it proves no key.
     pub insecure: bool,
     /// Absolute path of the key for TLS of both nodes.
     pub tls_key_file: Option<PathBuf>,
     /// Whether connections need the key for TLS.
-    pub tls: PeerTls,
+    pub tls: PeerDemand,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
@@ -331,7 +333,9 @@ pub struct Peer {
 impl Peer {
     /// Returns true if it has to prove a key, for authentication or TLS, on each connection.
     pub fn is_keyed(&self) -> bool {
-        self.key_file.is_some() || self.tls_key_file.is_some() && self.tls == PeerTls::Required
+        let proves =
+            |file: &Option<PathBuf>, demand| file.is_some() && demand == PeerDemand::Required;
+        proves(&self.key_file, self.authentication) || proves(&self.tls_key_file, self.tls)
     }
 
     pub fn reached_by_hosts(&self) -> &[HostPort] {

@@ -8,8 +8,8 @@ use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
 use flagstone_auth::{
-    Concatenation, DhGroup, Explanation, Hash, HostExchange, HostFailure, HostStep, KeyPair,
-    KeyRing, Names, Randomness,
+    Concatenation, DhGroup, Explanation, Hash, HostExchange, HostFailure, HostStep, KeyDemand,
+    KeyPair, KeyRing, Names, Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_runtime::{buf, compute, random_u64};
@@ -58,6 +58,29 @@ pub(super) async fn authenticate(
                 });
             }
         }
+    }
+}
+
+/// Authenticates `queue`, whose target does not ask for it but has to prove itself. The target may
+/// ask for nothing because it also accepts this host without a key.
+///
+/// # Errors
+/// [`HostError::NoProof`] if the target has no key of this host, which needs one.
+pub(super) async fn authenticate_unasked(
+    queue: &Rc<HostQueue>,
+    params: &ConnectParams,
+) -> Result<(), HostError> {
+    let demand = params.options.keys.as_ref().map(|keys| keys.demand);
+    match authenticate(queue, params, Concatenation::None).await {
+        Err(HostError::FabricsRefused { status, .. }) if status.is_dnr() => {
+            if demand != Some(KeyDemand::Optional) {
+                return Err(HostError::NoProof);
+            }
+            let address = &params.address;
+            tracing::warn!(%address, "connecting without authentication, as is allowed: {status}");
+            Ok(())
+        }
+        other => other.map(drop),
     }
 }
 

@@ -28,7 +28,7 @@ use flagstone_runtime::net::Address;
 use flagstone_runtime::{buf, random_u64, sync, time};
 
 use super::admission::CommandQueue;
-use super::authenticate::authenticate;
+use super::authenticate::{authenticate, authenticate_unasked};
 use super::command::{CommandData, CommandOutcome};
 use super::identify_data::{ControllerLimits, NamespaceShape};
 use super::initialize::{OnDrop, initialize};
@@ -246,7 +246,7 @@ async fn connect_queue(
         return Err(HostError::NoConcatenation);
     } else if params.expects_proof() && generated.is_none() {
         // A generated PSK proves it, as the exchange that made it did.
-        return Err(HostError::NoProof);
+        authenticate_unasked(&queue, params).await?;
     }
     guard.disarm();
     Ok(ConnectedQueue { queue, result, psk })

@@ -17,7 +17,7 @@ pub struct HostOptions {
     /// Host identifier; random when `None`.
     pub host_id: Option<[u8; 16]>,
     /// Keys between this host and the subsystem, for targets that require authentication. With a
-    /// controller key, the target has to require it, and to prove that it knows that key.
+    /// controller key, the target has to prove that it knows that key, unless they are optional.
     pub keys: Option<KeyPair>,
     /// TLS with the target; `None` for none.
     pub tls: Option<RemoteTls>,

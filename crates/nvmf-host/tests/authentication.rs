@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Server, memory, on_cores, options};
-use flagstone_auth::{Hash, KeyPair, KeyRing, Secret};
+use flagstone_auth::{Hash, KeyDemand, KeyPair, KeyRing, Secret};
 use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice};
@@ -27,8 +27,15 @@ fn ring(byte: u8) -> KeyRing {
 }
 
 fn server(keys: KeyPair) -> Server {
+    server_with(BTreeMap::from([(host(), keys)]))
+}
+
+fn open_server() -> Server {
+    server_with(BTreeMap::new())
+}
+
+fn server_with(keys: BTreeMap<Nqn, KeyPair>) -> Server {
     let server = Server::start(memory(1 << 20, 512));
-    let keys = BTreeMap::from([(host(), keys)]);
     let (nqn, serial) = (locked(), "2".to_owned());
     let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
     server.target.add_subsystem(subsystem).unwrap();
@@ -44,7 +51,7 @@ async fn connect(server: &Server, keys: Option<KeyPair>) -> Result<Arc<RemoteDev
 }
 
 fn one_way(host: KeyRing) -> KeyPair {
-    KeyPair { host, controller: None }
+    KeyPair { host, controller: None, demand: KeyDemand::Required }
 }
 
 #[test]
@@ -67,7 +74,8 @@ fn only_hosts_with_the_right_keys_connect() {
             wrong.to_string(),
             "authentication failed: the controller refused: authentication failed"
         );
-        let impostor = KeyPair { host: key, controller: Some(ring(2)) };
+        let impostor =
+            KeyPair { host: key, controller: Some(ring(2)), demand: KeyDemand::Required };
         let distrusted = connect(&server, Some(impostor)).await.unwrap_err();
         assert!(matches!(distrusted, HostError::Authentication(_)), "{distrusted}");
         assert!(![missing, wrong, distrusted].iter().any(HostError::may_pass));
@@ -86,6 +94,37 @@ fn target_without_authentication_is_refused() {
         connect(one_way(ring(1))).await.unwrap().disconnect().await;
         let refused = connect(KeyPair::shared(&ring(1))).await.unwrap_err();
         assert!(matches!(refused, HostError::NoProof), "{refused}");
+    });
+}
+
+/// The nodes of a pair get keys one after the other.
+#[test]
+fn optional_keys_are_proven_to_those_who_have_them() {
+    on_cores(1, async || {
+        let required = || KeyPair::shared(&ring(1));
+        let optional = || KeyPair { demand: KeyDemand::Optional, ..required() };
+        // At the target, at the host, and how many queues authenticate.
+        for (target, host, authenticated) in [
+            (Some(optional()), None, 0),
+            (Some(optional()), Some(optional()), 3),
+            (Some(optional()), Some(required()), 3),
+            (Some(required()), Some(optional()), 3),
+            (None, Some(optional()), 0),
+        ] {
+            let server = match target {
+                Some(keys) => server(keys),
+                None => open_server(),
+            };
+            let device = connect(&server, host).await.unwrap();
+            device.read(0, buf::alloc(512).await).await.unwrap();
+            device.disconnect().await;
+            assert_eq!(server.target.authentication_totals().succeeded, authenticated);
+        }
+        // A wrong key is a mistake, not a missing one.
+        let server = server(optional());
+        let wrong = KeyPair { demand: KeyDemand::Optional, ..KeyPair::shared(&ring(2)) };
+        let refused = connect(&server, Some(wrong)).await.unwrap_err();
+        assert!(matches!(refused, HostError::Authentication(_)), "{refused}");
     });
 }
 

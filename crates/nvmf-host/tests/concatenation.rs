@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use common::{any_port, memory, on_cores, options};
 use flagstone_auth::tls::TlsKey;
-use flagstone_auth::{Explanation, Hash, HostFailure, KeyPair, KeyRing, Secret, TlsRing};
+use flagstone_auth::{
+    Explanation, Hash, HostFailure, KeyDemand, KeyPair, KeyRing, Secret, TlsRing,
+};
 use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice, RemoteTls};
@@ -192,7 +194,9 @@ fn refused_concatenation_reports_reason() {
         let address = off.address.clone();
         let refused = RemoteDevice::connect(address.clone(), &Nqn::new(OPEN).unwrap(), open).await;
         assert!(matches!(refused, Err(HostError::NoConcatenation)), "{refused:?}");
-        for keys in [None, Some(KeyPair { host: ring(1), controller: None })] {
+        for keys in
+            [None, Some(KeyPair { host: ring(1), controller: None, demand: KeyDemand::Required })]
+        {
             let unproven = HostOptions { keys, concatenate: true, ..options() };
             let refused = RemoteDevice::connect(address.clone(), &locked(), unproven).await;
             let refused = refused.unwrap_err().to_string();
@@ -281,7 +285,11 @@ fn target_that_reloads_a_key_in_between_is_tried_again() {
         let replaced = listening.connect(1, keys(1)).await.unwrap_err();
         assert!(matches!(replaced, HostError::GeneratedPsk(_)), "{replaced}");
         for byte in [1, 3] {
-            let pair = KeyPair { host: ring(byte), controller: Some(ring(1)) };
+            let pair = KeyPair {
+                host: ring(byte),
+                controller: Some(ring(1)),
+                demand: KeyDemand::Required,
+            };
             let device = listening.connect(1, pair).await.unwrap();
             check_io(&device, byte).await;
             device.disconnect().await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Server, any_port, memory, on_cores, options, subnqn};
 use flagstone_auth::tls::{Identity, Psk, PskHash, TlsKey, derived, offered};
-use flagstone_auth::{KeyPair, KeyRing, Secret, TlsRing};
+use flagstone_auth::{KeyDemand, KeyPair, KeyRing, Secret, TlsRing};
 use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::command::fabrics::{CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData};
 use flagstone_nvme::limits::ENCODED_HEADER_MAX_BYTES;
@@ -422,7 +422,11 @@ fn tls_key_alone_authenticates_host() {
         let nqn = Nqn::new("nqn.2026-01.example:mixed").unwrap();
         let secret = Secret::new(&[9; 32], None).unwrap();
         let other = Nqn::from_uuid([8; 16]);
-        let pair = KeyPair { host: KeyRing::new(vec![secret]), controller: None };
+        let pair = KeyPair {
+            host: KeyRing::new(vec![secret]),
+            controller: None,
+            demand: KeyDemand::Required,
+        };
         let (serial, keys) = ("2".to_owned(), BTreeMap::from([(other, pair.clone())]));
         let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
         target.add_subsystem(subsystem).unwrap();

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use flagstone_auth::KeyDemand;
 use flagstone_nvme::Nqn;
 use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectField, ConnectResult,
@@ -29,6 +30,8 @@ pub(crate) struct Connected {
     pub(crate) result: u32,
     /// Handshake that the host has to complete before other commands.
     pub(crate) handshake: Option<PendingHandshake>,
+    /// The host may authenticate, but need not.
+    pub(crate) may_authenticate: bool,
 }
 
 impl Drop for Connected {
@@ -145,13 +148,15 @@ pub(crate) fn connect(
     if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(needs_tls) {
         return Err(refuse(FailureReason::NoTls));
     }
-    let has_key = subsystem.keys_of(&nqn).is_some();
+    let demand = subsystem.keys_of(&nqn).map(|keys| keys.demand);
+    let has_key = demand.is_some();
     let handshake = match (subsystem.requires_authentication(), channel) {
         (false, _) => None,
         // Its TLS key is its proof, as it has no other.
         (true, ChannelProof::ConfiguredKey) if !has_key => None,
         (true, ChannelProof::GeneratedPsk(_)) if has_key => None,
         (true, _) if !has_key => return Err(refuse(FailureReason::NoKey)),
+        (true, _) if demand == Some(KeyDemand::Optional) => None,
         (true, _) => {
             let busy = || ConnectRefusal {
                 reason: Some(FailureReason::Busy),
@@ -189,7 +194,8 @@ pub(crate) fn connect(
         authentication_required: handshake.is_some(),
         secure_channel_required: false,
     };
-    Ok(Connected { controller, queue, result: result.to_dw0(), handshake })
+    let may_authenticate = demand == Some(KeyDemand::Optional);
+    Ok(Connected { controller, queue, result: result.to_dw0(), handshake, may_authenticate })
 }
 
 fn not_allowed() -> ConnectRefusal {

@@ -28,7 +28,7 @@ pub struct SubsystemConfig {
     /// Hosts that may connect; empty allows all.
     pub allow_hosts: Vec<Nqn>,
     /// Keys by host. If not empty, a host without a key cannot connect, and other hosts have to
-    /// authenticate (Base 8.3.5).
+    /// authenticate (Base 8.3.5), unless their keys are optional.
     pub keys: BTreeMap<Nqn, KeyPair>,
 }
 
@@ -155,7 +155,7 @@ impl ServedSubsystem {
         self.hosts.lock().is_empty()
     }
 
-    /// True if hosts have to authenticate.
+    /// True if hosts need keys.
     pub(super) fn requires_authentication(&self) -> bool {
         !self.keys.is_empty()
     }

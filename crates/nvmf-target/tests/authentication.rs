@@ -12,7 +12,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_auth::message::{MESSAGE_BYTES, Message, MessageBody};
-use flagstone_auth::{self as auth, DhGroup, Explanation, Hash, KeyPair, KeyRing, Names, Secret};
+use flagstone_auth::{
+    self as auth, DhGroup, Explanation, Hash, KeyDemand, KeyPair, KeyRing, Names, Secret,
+};
 use flagstone_auth::{Concatenation, HostFailure, HostStep, Randomness};
 use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::command::fabrics::{
@@ -65,7 +67,7 @@ fn both_keys() -> KeyPair {
 }
 
 fn one_key() -> KeyPair {
-    KeyPair { host: KeyRing::new(vec![secret(1)]), controller: None }
+    KeyPair { host: KeyRing::new(vec![secret(1)]), controller: None, demand: KeyDemand::Required }
 }
 
 fn failures(server: &Server, reason: FailureReason) -> u64 {
@@ -243,7 +245,7 @@ fn host_detects_a_target_with_another_key() {
 fn rotated_keys_leave_connections_alone() {
     on_each_driver(async || {
         let ring = KeyRing::new(vec![secret(1)]);
-        let keys = KeyPair { host: ring.clone(), controller: None };
+        let keys = KeyPair { host: ring.clone(), controller: None, demand: KeyDemand::Required };
         let server = server(TargetConfig::default(), keys);
         let (mut old, _) = admin(&server).await;
         assert!(ring.replace(vec![secret(1), secret(2)]));

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flagstone_auth::tls::{TlsKey, TlsKeyError};
-use flagstone_auth::{KeyPair, KeyRing, RING_SECRETS, Ring, Secret, SecretError, TlsRing};
+use flagstone_auth::{
+    KeyDemand, KeyPair, KeyRing, RING_SECRETS, Ring, Secret, SecretError, TlsRing,
+};
 use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
 use parking_lot::Mutex;
@@ -96,7 +98,8 @@ fn ring_among<K: FileKey>(rings: &Rings<K>, path: &Path) -> Result<Ring<K>, KeyE
 /// # Errors
 /// A file cannot be used.
 pub fn pair(host: &Path, controller: Option<&Path>) -> Result<KeyPair, KeyError> {
-    Ok(KeyPair { host: ring(host)?, controller: controller.map(ring).transpose()? })
+    let controller = controller.map(ring).transpose()?;
+    Ok(KeyPair { host: ring(host)?, controller, demand: KeyDemand::Required })
 }
 
 /// Secrets that were read again, for the rings in use.

@@ -40,7 +40,7 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_ASYNC,
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
-    chain::CHAIN_TLS,
+    chain::CHAIN_KEYS,
     chain::CHAIN_POOL,
     chain::FAILOVER,
     chain::FAILOVER_ASYNC,

@@ -10,11 +10,12 @@ use super::form::{GIB, KIB, MIB, MINUTE_MS, keys, time};
 use super::limit::THROUGHPUT;
 use super::{DISK_MODEL, Section, SizeRule, ValueKind};
 use crate::limits::LIMIT_BYTES_PER_SECOND;
-use crate::model::PeerTls;
+use crate::model::PeerDemand;
 
 const LOG_MODE: ValueKind =
     ValueKind::Choice(&[IntentLogMode::ActiveRegions.name(), IntentLogMode::EveryWrite.name()]);
-const PEER_TLS: ValueKind = ValueKind::Choice(&[PeerTls::Required.name(), PeerTls::Allowed.name()]);
+const PEER_DEMAND: ValueKind =
+    ValueKind::Choice(&[PeerDemand::Required.name(), PeerDemand::Allowed.name()]);
 const PEER_LOSS: ValueKind =
     ValueKind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
 const SPLIT_BRAIN: ValueKind =
@@ -86,12 +87,14 @@ pub static PEER: Section = Section {
             "Its NVMe/TCP address: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; default port 4420. Required.";
         "key_file", ValueKind::Text("path"), "" =>
             "Key that both nodes prove to each other. Default: none: knowing the node's name is enough.";
+        "authentication", PEER_DEMAND, "required" =>
+            "`allowed`: also accept and make connections without the key, with a warning, while [a running pair gets keys](guides/keys.md#a-mirrored-pair).";
         "insecure", ValueKind::Boolean, "false" =>
             "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
         "tls_key_file", ValueKind::Text("path"), "" =>
             "TLS key of both nodes (`flagstone key generate --tls`), without which the replica cannot be reached. Both listeners need `?tls=allowed` or `?tls=required`. Default: no TLS.";
-        "tls", PEER_TLS, "required" =>
-            "`allowed`: also accept and make connections without TLS, with a warning, while [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
+        "tls", PEER_DEMAND, "required" =>
+            "As `authentication`, for TLS ([guide](guides/keys.md#a-mirrored-pair-with-tls)).";
         "host_addresses", ValueKind::List("address"), "" =>
             "Where hosts reach it, for the discovery log (`nvme connect-all`). Empty: none. Default: `address`.";
         "connections", ValueKind::Count(1..=16), "1" =>

@@ -175,6 +175,7 @@ fn peer_off_loopback_needs_a_key_or_the_word() {
         (local, "b.example.com", "", true),
         (local, "10.0.0.2", "insecure = true", false),
         (local, "10.0.0.2", "key_file = \"/p\"", false),
+        (local, "10.0.0.2", "key_file = \"/p\"\nauthentication = \"allowed\"", true),
         (local, "10.0.0.2", "tls_key_file = \"/p\"", false),
         (local, "10.0.0.2", "tls_key_file = \"/p\"\ntls = \"allowed\"", true),
         (tls, "localhost:4421", "", false),

@@ -29,11 +29,11 @@ use crate::tls::ChannelProof;
 
 /// Authentication of a queue.
 pub(crate) enum Authentication {
-    /// The subsystem has no keys.
+    /// The subsystem has no key of the host.
     NotRequired,
     /// Only authentication commands are executed.
     Required(Stage),
-    /// All commands are executed.
+    /// All commands are executed. The host may authenticate, for the first time or again.
     Passed(Stage),
     /// The host has made a PSK over plain TCP at this time, and has to reconnect with TLS. Only
     /// authentication commands are executed.
@@ -82,15 +82,17 @@ enum Step {
 }
 
 impl Authentication {
-    /// State after Connect: `handshake` if the host has to authenticate. A generated PSK is the
-    /// result of an authentication, which may be repeated.
+    /// State after Connect: `handshake` if the host has to authenticate, and `is_optional` if it
+    /// may. A generated PSK is the result of an authentication, which may be repeated.
     pub(super) fn new(
         handshake: Option<PendingHandshake>,
+        is_optional: bool,
         channel: ChannelProof<'_>,
     ) -> Authentication {
         match (handshake, channel) {
             (Some(handshake), _) => Self::Required(Stage::Admitted(handshake)),
             (None, ChannelProof::GeneratedPsk(_)) => Self::Passed(Stage::Idle),
+            (None, _) if is_optional => Self::Passed(Stage::Idle),
             (None, ChannelProof::Plain | ChannelProof::ConfiguredKey) => Self::NotRequired,
         }
     }

@@ -324,7 +324,11 @@ impl Connection {
             tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
         }
         let session = QueueSession {
-            authentication: Authentication::new(connected.handshake.take(), self.channel()),
+            authentication: Authentication::new(
+                connected.handshake.take(),
+                connected.may_authenticate,
+                self.channel(),
+            ),
             connected,
             sq_head: 0,
             table,

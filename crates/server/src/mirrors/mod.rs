@@ -35,7 +35,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use flagstone_arbiter::SharedArbiter;
-use flagstone_auth::{KeyPair, TlsRing};
+use flagstone_auth::{KeyDemand, KeyPair, TlsRing};
 use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::io::queue::QueueLimits;
@@ -62,7 +62,7 @@ use crate::subsystems::namespace_of;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{HostPort, UriHost};
-use flagstone_config::{self as config, Config, Peer, PeerTls};
+use flagstone_config::{self as config, Config, Peer, PeerDemand};
 use flagstone_stack::{OpenError, keys};
 
 pub(crate) use create::{CreateError, block_size_mismatch};
@@ -488,9 +488,12 @@ impl MirroredVolume {
             let name = host_name(&self.nqn_prefix, &peer.name);
             let host = Nqn::new(&name).map_err(|error| format!("{name}: {error}"))?;
             allow_hosts.push(host);
-            keys.extend(self.keys_of(&peer.name)?.map(|pair| (host, pair)));
+            keys.extend(self.keys_of(peer)?.map(|pair| (host, pair)));
             if let Some(ring) = self.tls_of(&peer.name)? {
-                tls.insert(host, HostTls { keys: ring, required: peer.tls == PeerTls::Required });
+                tls.insert(
+                    host,
+                    HostTls { keys: ring, required: peer.tls == PeerDemand::Required },
+                );
             }
         }
         let peers: Vec<_> =
@@ -533,8 +536,13 @@ impl MirroredVolume {
     }
 
     /// Keys that this node and a peer prove to each other, if the configuration has any.
-    fn keys_of(&self, peer: &str) -> Result<Option<KeyPair>, String> {
-        self.peer_keys.get(peer).cloned().transpose()
+    fn keys_of(&self, peer: &Peer) -> Result<Option<KeyPair>, String> {
+        let pair = self.peer_keys.get(&peer.name).cloned().transpose()?;
+        let demand = match peer.authentication {
+            PeerDemand::Required => KeyDemand::Required,
+            PeerDemand::Allowed => KeyDemand::Optional,
+        };
+        Ok(pair.map(|pair| KeyPair { demand, ..pair }))
     }
 
     /// TLS keys of this node and a peer, if the configuration has any.
@@ -582,9 +590,9 @@ impl MirroredVolume {
     fn connector(&self, peer: &Peer) -> Result<SharedConnector, String> {
         let options = HostOptions {
             host_nqn: Some(self.own_host),
-            keys: self.keys_of(&peer.name)?,
+            keys: self.keys_of(peer)?,
             tls: self.tls_of(&peer.name)?.map(|keys| RemoteTls {
-                allow_plain: peer.tls == PeerTls::Allowed,
+                allow_plain: peer.tls == PeerDemand::Allowed,
                 ..RemoteTls::required(keys)
             }),
             queues: peer.connections,

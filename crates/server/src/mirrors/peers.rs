@@ -273,7 +273,7 @@ impl MirroredVolume {
         if let Err(error) = Nqn::new(&host_name(&self.nqn_prefix, name)) {
             return refuse(format!("{name}: {error}"));
         }
-        self.keys_of(name).or_else(refuse)?;
+        self.keys_of(peer).or_else(refuse)?;
         if let Some(link) =
             links.iter().find(|link| link.key_file.is_some() != peer.key_file.is_some())
         {

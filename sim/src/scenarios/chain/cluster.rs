@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_auth::KeyPair;
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
@@ -34,8 +35,8 @@ use super::Profile;
 use super::arbiter::{Client, Fencer, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
+use super::link_keys::{self, LinkKeys, LinkStep};
 use super::pooled;
-use super::tls::{self, LinkTls};
 
 pub(super) const DATA: &str = "/dev/data";
 const PORT: u16 = 4420;
@@ -65,7 +66,8 @@ pub(super) struct World {
     /// Targets of the nodes that are up.
     pub(super) targets: RefCell<[Option<Arc<Target>>; 2]>,
     /// Configured TLS of the link at each node.
-    pub(super) link_tls: [Cell<LinkTls>; 2],
+    pub(super) link_keys: LinkKeys,
+    pub(super) link_steps: [Cell<LinkStep>; 2],
     /// Node that served last.
     pub(super) source: Cell<usize>,
     /// Node that the operator promotes while the source is down.
@@ -215,12 +217,17 @@ impl Cluster {
             true => sim.random_span(Duration::from_secs(2), Duration::from_secs(8)),
             false => Duration::ZERO,
         };
+        let link_keys = match profile.keys {
+            true => LinkKeys::random(&sim),
+            false => LinkKeys::Tls,
+        };
         let world = World {
             history: History::new(sim.world(), seed, usable),
             mirrors: RefCell::default(),
             devices: RefCell::default(),
             targets: RefCell::default(),
-            link_tls: [LinkTls::Off; 2].map(Cell::new),
+            link_keys,
+            link_steps: [LinkStep::Off; 2].map(Cell::new),
             source: Cell::new(0),
             failing_over: Cell::new(None),
             automatic: profile.automatic,
@@ -287,6 +294,7 @@ impl Cluster {
 
     fn start_with(&self, index: usize, unverified: bool) {
         let world = self.world.clone();
+        let step = world.link_steps[index].get();
         let here = [PORT, SECOND_PORT].map(|port| self.address_at(index, port));
         let options = HostOptions {
             host_nqn: Some(node_nqn(index)),
@@ -294,7 +302,8 @@ impl Cluster {
             keep_alive: LINK_TIMEOUT,
             command_timeout: LINK_TIMEOUT,
             connect_timeout: LINK_TIMEOUT,
-            tls: self.world.link_tls[index].get().of_host(),
+            keys: step.secrets(world.link_keys),
+            tls: step.tls(world.link_keys),
             ..HostOptions::default()
         };
         let peer = NvmePeer::new(self.address(1 - index), replica_nqn(), options);
@@ -305,7 +314,7 @@ impl Cluster {
             // Few bytes in flight, so that calls do not fail when the link is narrow.
             peer.queue.window_bytes = 32 << 10;
         }
-        let mode = tls::listener(self.profile.tls);
+        let mode = link_keys::listener(self.profile.keys);
         let failover = self.arbiter.as_ref().and_then(|(store, timing)| {
             let FailoverTiming { manual, after_ms, max_lag, clock } = &timing[index];
             let arbiter = Arc::new(Client { store: store.clone(), index });
@@ -624,8 +633,9 @@ async fn node(
     let mirror = Arc::new(Mirror::with_failover(versions, local, vec![peer], None, failover));
     world.devices.borrow_mut()[index] = Some(device);
     world.mirrors.borrow_mut()[index] = Some(mirror.clone());
-    let target = target_of(index, &mirror);
-    world.link_tls[index].get().set_keys(&target, index);
+    let (keys, step) = (world.link_keys, world.link_steps[index].get());
+    let target = target_of(index, &mirror, step.secrets(keys));
+    step.set_tls_keys(keys, &target, index);
     world.targets.borrow_mut()[index] = Some(target.clone());
     for address in here {
         let listener = Listener::bind(&address).expect("the port is free");
@@ -659,7 +669,7 @@ async fn follow(world: Rc<World>, index: usize, target: Arc<Target>, mirror: Arc
 }
 
 /// Target of a node: the volume, inaccessible at first, and the replica for the other node.
-fn target_of(index: usize, mirror: &Arc<Mirror>) -> Arc<Target> {
+fn target_of(index: usize, mirror: &Arc<Mirror>, keys: Option<KeyPair>) -> Arc<Target> {
     const CONTROLLERS: u16 = 1000;
     let first = 1 + index as u16 * CONTROLLERS;
     let config = TargetConfig {
@@ -681,9 +691,9 @@ fn target_of(index: usize, mirror: &Arc<Mirror>) -> Arc<Target> {
     let device = Arc::new((**mirror).clone());
     let namespace = NamespaceConfig { nsid: Some(1), device, uuid: [1; 16], read_only: false };
     target.add_namespace(&volume_nqn(), namespace).expect("it is the first");
-    let allow_hosts = vec![node_nqn(1 - index)];
-    let replica =
-        SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts, keys: Default::default() };
+    let other = node_nqn(1 - index);
+    let keys = keys.map(|keys| (other, keys)).into_iter().collect();
+    let replica = SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts: vec![other], keys };
     serve_replica(&target, replica, [2 + index as u8; 16], mirror.clone()).expect("it is new");
     target
 }

@@ -28,7 +28,7 @@
 //! registry is replaced by the path of the disk.
 //!
 //! Left out: the daemon (its few lines that make the ANA state follow the role, and that reopen
-//! failed devices, are repeated here), configuration, TLS of hosts, authentication, more than one
+//! failed devices, are repeated here), configuration, keys of hosts, more than one
 //! target, discards, growth, host crashes, lost logs and memory limits (see the `mirror-*`
 //! scenarios and `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are
 //! left out too: without checksums, no promise covers them.
@@ -45,13 +45,13 @@ mod fence_tests;
 mod hand_over_tests;
 mod history;
 mod hosts;
+mod link_keys;
 mod operator;
 #[cfg(test)]
 mod other_store_tests;
 mod pooled;
 #[cfg(test)]
 mod tests;
-mod tls;
 
 use std::time::Duration;
 
@@ -97,12 +97,12 @@ pub const CHAIN_POOL: Scenario = Scenario {
     run: |seed| run(seed, &Profile { pooled: true, ..Profile::new(Mode::Sync, false) }),
 };
 
-/// Synchronous, while the operator changes the link to TLS.
-pub const CHAIN_TLS: Scenario = Scenario {
-    name: "chain-tls",
-    about: "the synchronous chain, whose link changes to TLS at one node after the other: handshakes \
-            are cut and stalled, and the pair gets in sync in every mixture",
-    run: |seed| run(seed, &Profile { tls: true, ..Profile::new(Mode::Sync, false) }),
+/// Synchronous, while the operator gives the link keys.
+pub const CHAIN_KEYS: Scenario = Scenario {
+    name: "chain-keys",
+    about: "the synchronous chain, whose link gets keys for authentication, TLS or both at one node after \
+            the other: handshakes are cut and stalled, and the pair gets in sync in every mixture",
+    run: |seed| run(seed, &Profile { keys: true, ..Profile::new(Mode::Sync, false) }),
 };
 
 /// Faults and commands of a scenario.
@@ -112,8 +112,8 @@ struct Profile {
     /// Also failing reads, writes and flushes, disks that hang longer than any timeout, clean stops
     /// of an asynchronous source, hosts with two paths to a node.
     all: bool,
-    /// The operator changes the link to TLS.
-    tls: bool,
+    /// The operator gives the link keys, for authentication or TLS.
+    keys: bool,
     /// Replicas are on volumes of pools.
     pooled: bool,
     /// Nodes fail over by themselves, with an arbiter.
@@ -125,7 +125,7 @@ struct Profile {
 
 impl Profile {
     const fn new(mode: Mode, all: bool) -> Profile {
-        Profile { mode, all, tls: false, pooled: false, automatic: false, injected_bug: |_| {} }
+        Profile { mode, all, keys: false, pooled: false, automatic: false, injected_bug: |_| {} }
     }
 }
 
@@ -145,15 +145,15 @@ fn run(seed: u64, profile: &Profile) -> Outcome {
         let longest = if sim.chance(0.3) { 4000 } else { 250 };
         cluster.pass(sim.random_span(Duration::ZERO, Duration::from_millis(longest)));
     }
-    if profile.tls {
-        tls::change_all(&cluster);
+    if profile.keys {
+        link_keys::change_all(&cluster);
     }
     operator::settle(&cluster);
-    if profile.tls {
-        tls::check_link(&cluster);
+    if profile.keys {
+        link_keys::check_link(&cluster);
     }
     (profile.injected_bug)(&cluster);
     checks::at_rest(&cluster);
     let outcome = Outcome::of(sim, cluster.world.history.checks(), steps);
-    if profile.tls { outcome.with_random_contents() } else { outcome }
+    if profile.keys { outcome.with_random_contents() } else { outcome }
 }

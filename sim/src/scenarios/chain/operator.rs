@@ -7,7 +7,7 @@ use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_runtime::sim::{DiskFaults, LinkConfig, NodeId, SimLatency};
 
 use super::cluster::{Cluster, DATA};
-use super::tls;
+use super::link_keys;
 
 const DESIRED_STATES: [DesiredState; 3] =
     [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
@@ -24,8 +24,8 @@ const MOMENT: Duration = Duration::from_millis(500);
 /// Performs one random fault or command.
 pub(super) fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
-    if cluster.profile.tls && sim.chance(0.3) {
-        tls::change_one(cluster);
+    if cluster.profile.keys && sim.chance(0.3) {
+        link_keys::change_one(cluster);
         return;
     }
     let index = sim.random_between(0, 1) as usize;

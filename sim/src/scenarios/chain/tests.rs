@@ -7,7 +7,7 @@ use flagstone_runtime::sim::DiskFaults;
 
 use super::cluster::{Cluster, DATA};
 use super::operator::recover;
-use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, CHAIN_POOL, CHAIN_TLS, Profile, run};
+use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, CHAIN_KEYS, CHAIN_POOL, Profile, run};
 use crate::runner::run_seed;
 use crate::scenarios::lying_device::caught;
 
@@ -33,9 +33,9 @@ fn chain_on_pools_keeps_guarantees_and_replays() {
 }
 
 #[test]
-fn chain_changes_to_tls_and_replays() {
+fn chain_gets_keys_and_replays() {
     for seed in 0..6 {
-        run_seed(&CHAIN_TLS, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+        run_seed(&CHAIN_KEYS, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
