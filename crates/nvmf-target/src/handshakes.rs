@@ -202,6 +202,7 @@ impl PendingHandshake {
     pub(crate) fn succeed(mut self) {
         self.ended = true;
         self.all.succeeded.fetch_add(1, Relaxed);
+        self.all.delays.lock().succeeded(self.source);
     }
 
     /// True if it is evicted, and has to end.

@@ -74,6 +74,14 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
         }
     }
 
+    /// Forgets unfinished handshakes of `source`, which has completed one: its further connections
+    /// must not wait as well, because their delays together exceed its connect timeout.
+    pub fn succeeded(&mut self, source: PeerSource) {
+        if let Some(known) = self.sources.get_mut(&source.map(source_of)) {
+            known.unfinished = 0;
+        }
+    }
+
     /// Records a failure of `source`.
     pub fn failed(&mut self, source: PeerSource, kind: FailureKind, now: I) {
         let source = source.map(source_of);
@@ -156,6 +164,24 @@ mod tests {
             delays.failed(one, FailureKind::Guess, Ms(5));
         }
         assert_eq!(delays.delay(one, Ms(5)), FAILURE_DELAY_MAX);
+    }
+
+    /// Regression (chain-keys 29): each queue of a host waited for handshakes that had been cut, so
+    /// that the host gave up during the next one, without end.
+    #[test]
+    fn success_ends_the_delay_for_unfinished_handshakes() {
+        let mut delays = FailureDelays::default();
+        let [one, other] = ["192.0.2.1", "192.0.2.2"].map(source);
+        for source in [one, other] {
+            delays.failed(source, FailureKind::Unfinished, Ms(5));
+        }
+        delays.succeeded(one);
+        assert_eq!(delays.delay(one, Ms(5)), Duration::ZERO);
+        assert_eq!(delays.delay(other, Ms(5)), FAILURE_DELAY);
+        // Guesses count on: another process of that machine may have made them.
+        delays.failed(one, FailureKind::Guess, Ms(5));
+        delays.succeeded(one);
+        assert_eq!(delays.delay(one, Ms(5)), FAILURE_DELAY);
     }
 
     #[test]

@@ -483,7 +483,7 @@ impl Connection {
         match self.connect(ConnectCommand::of(&command), data).await {
             Ok(connected) => {
                 let (qid, result) = (connected.queue.qid, connected.result);
-                let authenticates = connected.handshake.is_some();
+                let authenticates = connected.handshake.is_some() || connected.may_authenticate;
                 self.adopt(connected);
                 self.advance_queue();
                 let cid = command.cid.get();

@@ -46,6 +46,7 @@ pub(super) async fn secure(
                     if let Some(tls) = socket.tls() {
                         target.tls.succeeded(tls.record_layer());
                     }
+                    target.handshakes.delays().lock().succeeded(source_of_peer(&stream.peer()));
                     let rx = Rx::new(socket.clone());
                     return Some((socket, Some(host), rx));
                 }
