@@ -1,7 +1,8 @@
 //! Keys with real processes: hosts of this program, a mirrored pair, rotation by reload, and a
 //! search for the secrets in everything that the server says.
 //!
-//! Left out: Linux's own host, whose kernel here has no DH-HMAC-CHAP, and memory dumps.
+//! Left out: Linux's own host, whose kernel here has no DH-HMAC-CHAP. `access.rs` searches the memory
+//! of the server.
 
 use std::fs::{self, Permissions};
 use std::io::Write as _;
@@ -14,6 +15,7 @@ use flagstone_tests::mirror::{Pair, Setup};
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server, binary};
+use flagstone_tests::tools::{have, run};
 use flagstone_tests::wire;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -205,8 +207,34 @@ fn generated_keys_are_those_of_nvme_cli() {
         };
         assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
-    let (made, text) = flagstone(&["key", "generate", "--length", "33"]);
-    assert!(!made && text.contains("32, 48 or 64"), "{text}");
+    for length in ["0", "33", "65", "128"] {
+        let (made, text) = flagstone(&["key", "generate", "--length", length]);
+        assert!(!made && text.contains(&format!("32, 48 or 64 bytes, not {length}")), "{text}");
+    }
+    for length in ["64", "1000"] {
+        let (made, text) = flagstone(&["key", "generate", "--tls", "--length", length]);
+        assert!(!made && text.contains(&format!("32 or 48 bytes, not {length}")), "{text}");
+    }
+}
+
+#[test]
+fn keys_of_nvme_cli_are_read() {
+    if !have("keys of nvme-cli", &["nvme"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    for (hmac, bits) in [("0", 256), ("1", 256), ("2", 384), ("3", 512)] {
+        let path = scratch.join(&format!("hmac-{hmac}"));
+        let nqn = format!("--nqn={HOST}");
+        write_key(&path, &run("nvme", &["gen-dhchap-key", &format!("--hmac={hmac}"), &nqn]));
+        let key = read(&path);
+        assert!(key.starts_with(&format!("DHHC-1:0{hmac}:")), "another hash than {hmac}");
+        let (known, text) = flagstone(&["key", "check", path.to_str().expect("UTF-8")]);
+        assert!(known && text.contains(&format!("{bits} bits")), "{text}");
+        let (written, text) =
+            flagstone(&["key", "convert", path.to_str().expect("UTF-8"), "--to", "auth"]);
+        assert!(written && text.trim() == key.trim(), "the key of hash {hmac} changed");
+    }
 }
 
 /// Exchanges that begin and stall. Without a shorter time limit in a crowd, the places would be

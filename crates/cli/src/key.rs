@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_auth::tls::{PskHash, TlsKey, offered};
+use flagstone_auth::tls::{PskHash, TlsKey, identities};
 use flagstone_auth::{Hash, Secret};
 use flagstone_config::names::{NameError, check_nqn};
 use flagstone_config::redact::TOKEN_PREFIX;
@@ -37,7 +37,7 @@ enum KeyAction {
     Check(CheckArgs),
     /// Write a key in another form: for authentication, for TLS, or as hexadecimal digits
     Convert(ConvertArgs),
-    /// Show the PSK identities of a TLS key, which name it in logs and key rings
+    /// Show the PSK identities of a TLS key: version 1, 0, and 1 of libnvme before 1.14
     Identity(IdentityArgs),
 }
 
@@ -48,7 +48,7 @@ struct GenerateArgs {
     /// Make a key for TLS instead of one for authentication
     #[arg(long)]
     tls: bool,
-    /// Bytes of the key: 32, 48 or 64; by default the length of --hmac
+    /// Bytes of the key: 32, 48 or (without --tls) 64; by default the length of --hmac
     #[arg(long, value_name = "N")]
     length: Option<usize>,
     /// Hash function that binds the key to its owner's NQN
@@ -138,7 +138,14 @@ pub(crate) fn run(args: &KeyArgs) -> Result<Exit, Failure> {
 fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     let hash = args.hmac.hash();
     let length = args.length.unwrap_or(hash.map_or(32, Hash::digest_bytes));
-    let bytes = random(length.min(64))?;
+    let (lengths, accepted): (&[usize], _) = match args.tls {
+        true => (&[32, 48], "a key for TLS has 32 or 48 bytes"),
+        false => (&[32, 48, 64], "a key for authentication has 32, 48 or 64 bytes"),
+    };
+    if !lengths.contains(&length) {
+        return Err(Failure::usage(format!("{accepted}, not {length}")));
+    }
+    let bytes = random(length)?;
     let (text, fingerprint) = if args.tls {
         let key = TlsKey::new(&bytes, psk_hash(hash)?).map_err(Failure::usage)?;
         (key.text(), key.fingerprint())
@@ -280,8 +287,8 @@ fn nqn(text: &str) -> Result<String, NameError> {
 fn identity(args: &IdentityArgs) -> Result<Exit, Failure> {
     let mut text = String::new();
     for key in keys::read_tls(&args.file).map_err(Failure::failed)? {
-        for psk in offered(&key, &args.host, &args.subsystem) {
-            let _ = writeln!(text, "{}", String::from_utf8_lossy(&psk.identity));
+        for identity in identities(&key, &args.host, &args.subsystem) {
+            let _ = writeln!(text, "{identity}");
         }
     }
     Ok(print(&text, Exit::Success))

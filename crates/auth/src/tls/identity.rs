@@ -132,6 +132,20 @@ pub fn offered(key: &TlsKey, host: &str, subsystem: &str) -> Vec<Psk> {
     offered.collect()
 }
 
+/// The identities by which a target knows `key`: version 1, version 0, and version 1 as libnvme
+/// derived it before 1.14, if that differs.
+pub fn identities(key: &TlsKey, host: &str, subsystem: &str) -> Vec<String> {
+    let hash = key.psk_hash();
+    let named = |form| Identity { hash, host, subsystem, form }.to_string();
+    let of_version_1 = |derivation| {
+        let digest = digest_of(&retained(key, host, derivation), hash, host, subsystem);
+        named(IdentityForm::Retained(&digest))
+    };
+    let [standard, compat] = [Derivation::Standard, Derivation::Compat].map(of_version_1);
+    let compat = (compat != standard).then_some(compat);
+    [standard, named(IdentityForm::Names)].into_iter().chain(compat).collect()
+}
+
 /// The PSK for a generated one, before its derivation. `None` if the names are too long for that.
 pub(crate) fn of_generated(
     generated: &[u8],
@@ -217,6 +231,7 @@ mod tests {
             assert_eq!(String::from_utf8_lossy(&offers[0].identity), standard);
             let version_0 = format!("NVMe0R{:02} {HOST} {SUBSYSTEM}", key.psk_hash().id());
             assert_eq!(String::from_utf8_lossy(&offers[1].identity), version_0);
+            assert_eq!(identities(&key, HOST, SUBSYSTEM), [standard, &version_0, compat]);
             for (identity, is_standard) in [(standard, true), (compat, false)] {
                 let parsed = Identity::parse(identity.as_bytes()).unwrap();
                 assert_eq!(parsed.to_string(), identity);

@@ -13,5 +13,5 @@ mod key;
 
 pub use hello::{Hello, HelloError, IDENTITIES};
 pub(crate) use identity::of_generated;
-pub use identity::{Derivation, Identity, IdentityForm, Psk, derived, offered};
+pub use identity::{Derivation, Identity, IdentityForm, Psk, derived, identities, offered};
 pub use key::{PskHash, TlsKey, TlsKeyError};
