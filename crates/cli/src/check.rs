@@ -22,10 +22,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
     Ok(match (Config::check(&args.file, &Arguments::default()), args.json) {
         (Ok(Checked { config, warnings }), false) => {
             warnings.iter().for_each(show);
-            let errors = keys::check(&config).into_iter().map(|error| error.to_string());
-            let tls = tls_files::check(&config).map(|error| error.to_string());
-            for error in errors.chain(tls).chain(check_users(&config)) {
-                complain(&format!("warning: {error}\n"));
+            for warning in further_warnings(&config) {
+                complain(&format!("warning: {}\n", warning.message));
             }
             print(&summary(&name, &config), Exit::Success)
         }
@@ -36,6 +34,19 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
         }
         (Err(diagnostics), true) => print(&json(&name, Err(&diagnostics)), Exit::Usage),
     })
+}
+
+/// Files of keys that cannot be used, and what needs no key.
+fn further_warnings(config: &Config) -> Vec<Diagnostic> {
+    let keys = keys::check(config).into_iter().map(|error| error.to_string());
+    let tls = tls_files::check(config).map(|error| error.to_string());
+    let files = keys.chain(tls).chain(check_users(config));
+    let files = files.map(|error| Diagnostic::warning(error, "correct the file"));
+    let insecure = config.insecure_access().into_iter().map(|access| {
+        let help = "use keys (docs/guides/keys.md), or accept that";
+        Diagnostic::warning(format!("insecure: {access}"), help)
+    });
+    files.chain(insecure).collect()
 }
 
 fn summary(name: &str, config: &Config) -> String {
@@ -58,7 +69,7 @@ struct JsonReport<'a> {
     file: &'a str,
     ok: bool,
     mistakes: &'a [Diagnostic],
-    warnings: &'a [Diagnostic],
+    warnings: Vec<Diagnostic>,
     volumes: Vec<JsonVolume<'a>>,
 }
 
@@ -70,8 +81,10 @@ struct JsonVolume<'a> {
 
 fn json(file: &str, read: Result<&Checked, &Diagnostics>) -> String {
     let mistakes = read.err().map_or(&[][..], Diagnostics::items);
-    let warnings = read.ok().and_then(|checked| checked.warnings.as_ref());
-    let warnings = warnings.map_or(&[][..], Diagnostics::items);
+    let warnings = read.map_or(Vec::new(), |Checked { config, warnings }| {
+        let written = warnings.iter().flat_map(Diagnostics::items).cloned();
+        written.chain(further_warnings(config)).collect()
+    });
     let volumes = read.ok().into_iter().flat_map(|Checked { config, .. }| {
         config
             .volumes

@@ -5,12 +5,12 @@
 //! The rule is here once. `check` refuses by it, the server reports by it, and an order on a volume
 //! of a pool is refused by it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::check::{RawConfig, RawLayer};
 use super::diagnostic::{Located, Report, SourceLocation};
-use super::model::{Config, HostAccess, Nbd, Peer, Subsystem};
+use super::model::{Config, HostAccess, Nbd, Peer, ServerSettings, Subsystem};
 use crate::listen_spec::{ConfiguredListener, ListenSpec, ListenTls};
 use crate::uri;
 
@@ -87,7 +87,45 @@ impl Nbd {
     }
 }
 
+impl Peer {
+    /// Access to the mirrors of this peer for those who prove no key, or `None`.
+    pub fn exposure(&self) -> Option<String> {
+        let is_reached = self.insecure || !self.address.host.is_loopback();
+        (!self.is_keyed() && is_reached).then(|| {
+            format!(
+                "anyone who takes the name or address of peer {} ({}) can read and overwrite its \
+                 mirrors",
+                self.name, self.address
+            )
+        })
+    }
+}
+
+impl ServerSettings {
+    /// Access by the address of the metrics from other machines, or `None`.
+    pub fn metrics_exposure(&self) -> Option<String> {
+        let address = self.metrics.filter(|address| !address.ip().to_canonical().is_loopback());
+        address.map(|address| {
+            format!("anyone who reaches the metrics ({address}) can read names and load of volumes")
+        })
+    }
+}
+
 impl Config {
+    /// What listeners, metrics and peers of mirrors give to anyone, because the operator accepts
+    /// that.
+    pub fn insecure_access(&self) -> Vec<String> {
+        let listeners = self.server.listen.iter().filter_map(|listener| {
+            let spec = &listener.spec;
+            let exposed = self.exposure(spec, std::iter::empty())?;
+            Some(format!("anyone who reaches {spec} can use {exposed}"))
+        });
+        let mirrors = self.volumes.iter().filter_map(|volume| volume.mirror());
+        let used: BTreeSet<usize> = mirrors.flat_map(|one| one.peers.iter().copied()).collect();
+        let peers = used.into_iter().filter_map(|index| self.peers[index].exposure());
+        listeners.chain(self.server.metrics_exposure()).chain(peers).collect()
+    }
+
     /// Access that a listener gives to anyone who reaches it from another machine, or `None`.
     /// `made` has the subsystems of volumes made at run time.
     pub fn exposure<'a>(

@@ -292,6 +292,24 @@ pub struct Diagnostic {
     excerpt: Excerpt,
 }
 
+impl Diagnostic {
+    /// A warning that has no place in a file.
+    pub fn warning(message: String, help: &str) -> Diagnostic {
+        Diagnostic {
+            severity: DiagnosticSeverity::Warning,
+            line: None,
+            column: None,
+            message,
+            help: help.to_owned(),
+            note: None,
+            count: 1,
+            also_at: Vec::new(),
+            origin: String::new(),
+            excerpt: Excerpt::default(),
+        }
+    }
+}
+
 /// A source line, or the part of it around a mistake, without control characters.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Excerpt {

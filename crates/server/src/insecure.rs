@@ -1,5 +1,5 @@
-//! Insecure access: the listeners and peers that need no key because the operator accepted it. The
-//! server names each in its log, in `GET /v1/` and in a metric.
+//! Insecure access: the listeners, metrics and peers that need no key because the operator accepted
+//! it. The server names each in its log, in `GET /v1/` and in a metric.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::api::document::{InsecureDocument, InsecureKind};
 use crate::http::Exposition;
 use crate::serve::Server;
 
-/// A listener, or a peer of a mirror.
+/// A listener, the metrics, or a peer of a mirror.
 pub(crate) struct InsecureEntry {
     kind: InsecureKind,
     name: String,
@@ -18,7 +18,7 @@ pub(crate) struct InsecureEntry {
 }
 
 impl Server {
-    /// All listeners, then the peers of mirrors.
+    /// All listeners, the metrics, then the peers of mirrors.
     pub(crate) fn access(&self) -> Vec<InsecureEntry> {
         let volumes = self.volumes();
         let config = &self.config;
@@ -31,7 +31,17 @@ impl Server {
                 insecure: exposed.map(|what| format!("anyone who reaches {spec} can use {what}")),
             }
         });
-        listeners.chain(self.peers().into_values().map(peer_access)).collect()
+        let metrics = config.server.metrics.map(|address| InsecureEntry {
+            kind: InsecureKind::Metrics,
+            name: address.to_string(),
+            insecure: config.server.metrics_exposure(),
+        });
+        let peers = self.peers().into_values().map(|peer| InsecureEntry {
+            kind: InsecureKind::Peer,
+            insecure: peer.exposure(),
+            name: peer.name,
+        });
+        listeners.chain(metrics).chain(peers).collect()
     }
 
     /// The peers of all mirrors, by name.
@@ -45,7 +55,7 @@ impl Server {
         configured.chain(linked).map(|peer| (peer.name.clone(), peer)).collect()
     }
 
-    /// The listeners and peers that need no key.
+    /// What needs no key.
     pub(crate) fn insecure_access(&self) -> Vec<InsecureDocument> {
         let insecure = self.access().into_iter().filter_map(|access| {
             let InsecureEntry { kind, name, insecure } = access;
@@ -61,22 +71,8 @@ impl Server {
     }
 }
 
-/// Access of a peer of a mirror, configured or added at run time.
-fn peer_access(peer: Peer) -> InsecureEntry {
-    let consequence = || {
-        format!(
-            "anyone who takes the name or address of peer {} ({}) can read and overwrite its mirrors",
-            peer.name, peer.address
-        )
-    };
-    let is_reached = peer.insecure || !peer.address.host.is_loopback();
-    let is_insecure = !peer.is_keyed() && is_reached;
-    let insecure = is_insecure.then(consequence);
-    InsecureEntry { kind: InsecureKind::Peer, name: peer.name, insecure }
-}
-
 pub(crate) fn metrics(server: &Server, out: &mut Exposition) {
-    let help = "1 for a listener or peer of a mirror that needs no key.";
+    let help = "1 for a listener, metrics address or peer of a mirror that needs no key.";
     let mut family = out.family("flagstone_insecure", help);
     for InsecureEntry { kind, name, insecure } in server.access() {
         family.count(&[("kind", kind.name()), ("name", &name)], insecure.is_some().into());

@@ -68,6 +68,8 @@ named! {
         Listener = "listener",
         /// A peer of a mirror.
         Peer = "peer",
+        /// The address of the metrics, off loopback.
+        Metrics = "metrics",
         _ => Unknown
     }
 }
