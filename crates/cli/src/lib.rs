@@ -32,12 +32,20 @@ use clap::{Args as _, Parser as _};
 pub use args::command;
 use args::{Cli, Command};
 use exit::{Exit, Failure};
+use flagstone_runtime::privileges;
 
 /// Runs the command of the process's arguments. Clap prints its own errors and exits with status 2,
 /// which equals [`Exit::Usage`].
 pub fn run() -> Exit {
     completions::answer();
-    let ended = match Cli::parse().command {
+    let command = Cli::parse().command;
+    // Before a key or a token is read, which most commands may do.
+    if !matches!(&command, Command::Serve(args) if args.core_dumps)
+        && let Err(error) = privileges::forbid_core_dumps()
+    {
+        return Failure::failed(format!("cannot forbid core dumps: {error}")).report();
+    }
+    let ended = match command {
         Command::Serve(args) => serve::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Status(args) => status::run(&args),

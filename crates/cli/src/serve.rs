@@ -13,8 +13,8 @@ use crate::logging;
 use crate::output::{complain, wants_color};
 
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
-    // Before a key is read, and before there are threads.
-    give_up_privileges(args).map_err(|error| {
+    // Before there are threads.
+    privileges::drop_privileges().map_err(|error| {
         Failure::failed(format!("cannot give up the privileges of the process: {error}"))
     })?;
     let show = |diagnostics: &Diagnostics| {
@@ -37,13 +37,6 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let ended = run_cores(&runtime_config(&config), || serve(config, announce, reread, manager));
     ended.map_err(Failure::failed)?.map_err(Failure::failed)?;
     Ok(Exit::Success)
-}
-
-fn give_up_privileges(args: &ServeArgs) -> io::Result<()> {
-    if !args.core_dumps {
-        privileges::forbid_core_dumps()?;
-    }
-    privileges::drop_privileges()
 }
 
 /// Prints the served addresses. A closed pipe does not stop the server.
