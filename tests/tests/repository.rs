@@ -445,3 +445,21 @@ fn documents_have_at_most_45000_words() {
     assert!((10_000..=45_000).contains(&all), "{all} words in all documents: cut some");
     assert!(readme <= 900, "{readme} words in README.md: move some to their pages");
 }
+
+/// A key in the repository is a published one, from nvme-cli's and libnvme's documentation and tests.
+#[test]
+fn keys_in_the_repository_are_test_vectors() {
+    const PUBLISHED: [&str; 2] = ["ia6zGodOr4SEG0Zzaw39", "VRLbtnN9AQb2WXW3c9+w"];
+    let key = "(DHHC-1:0[0-3]|NVMeTLSkey-1:0[0-2]):[A-Za-z0-9+/]{20}";
+    let found = Command::new("git")
+        .current_dir(tools::workspace())
+        .args(["grep", "-n", "-a", "-o", "-h", "-E", key])
+        .output()
+        .expect("git runs");
+    let found = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(found.lines().count() > 5, "the search finds the vectors: {found}");
+    for line in found.lines() {
+        let secret = line.rsplit(':').next().unwrap_or_default();
+        assert!(PUBLISHED.contains(&secret), "a key that was generated: {}...", &line[..16]);
+    }
+}

@@ -263,12 +263,12 @@ impl AccessClaim {
     /// Finds out who makes a request. Waits, if the source has guessed.
     ///
     /// # Errors
-    /// The problem to answer with.
+    /// Why it is refused, and who it is if that is known.
     pub(crate) async fn caller(
         &self,
         method: &Method,
         headers: &HeaderMap,
-    ) -> Result<Caller, Problem> {
+    ) -> Result<Caller, (AccessRefusal, Option<Caller>)> {
         let (users, source, certificate) = match self {
             AccessClaim::Local(user) => return Ok(Caller::Local(*user)),
             AccessClaim::Anyone => return Ok(Caller::Anyone),
@@ -280,37 +280,46 @@ impl AccessClaim {
         if !delay.is_zero() {
             sleep(delay).await;
         }
-        let checked = check(users, certificate, method, headers);
-        checked.map_err(|refusal| {
-            users.refuse(source, refusal);
-            refusal.problem()
-        })
+        let refused = |refusal| users.refuse(source, refusal);
+        let caller = identify(users, certificate, headers);
+        let caller = caller.map_err(|refusal| (refusal, None)).inspect_err(|one| refused(one.0))?;
+        match check(&caller, method, headers) {
+            Ok(()) => Ok(caller),
+            Err(refusal) => {
+                refused(refusal);
+                Err((refusal, Some(caller)))
+            }
+        }
     }
 }
 
-fn check(
+/// The user with a token or certificate.
+fn identify(
     users: &Users,
     certificate: Option<&CertificateDer<'_>>,
-    method: &Method,
     headers: &HeaderMap,
 ) -> Result<Caller, AccessRefusal> {
-    let caller = match (headers.get(header::AUTHORIZATION), certificate) {
+    match (headers.get(header::AUTHORIZATION), certificate) {
         (Some(value), _) => {
             let is_only = headers.get_all(header::AUTHORIZATION).iter().count() == 1;
             let token = bearer(value.as_bytes()).filter(|_| is_only).ok_or(AccessRefusal::Token)?;
-            users.user_with_token(token).ok_or(AccessRefusal::Token)?
+            users.user_with_token(token).ok_or(AccessRefusal::Token)
         }
         (None, Some(certificate)) => {
-            users.user_with_certificate(certificate).ok_or(AccessRefusal::Certificate)?
+            users.user_with_certificate(certificate).ok_or(AccessRefusal::Certificate)
         }
-        (None, None) => return Err(AccessRefusal::NoProof),
-    };
+        (None, None) => Err(AccessRefusal::NoProof),
+    }
+}
+
+/// Checks that a user may make a request.
+fn check(caller: &Caller, method: &Method, headers: &HeaderMap) -> Result<(), AccessRefusal> {
     let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(method);
-    match &caller {
+    match caller {
         Caller::User { role: Role::ReadOnly, .. } if !reads => Err(AccessRefusal::Role),
         // A browser adds a certificate to requests of any page.
         _ if !reads && is_cross_site(headers) => Err(AccessRefusal::Site),
-        _ => Ok(caller),
+        _ => Ok(()),
     }
 }
 
@@ -371,7 +380,9 @@ mod tests {
     fn tokens_and_roles_decide() {
         let users = users();
         let checked = |method: Method, fields: &[(&'static str, &str)]| {
-            check(&users, None, &method, &headers(fields)).map(|caller| caller.to_string())
+            let headers = headers(fields);
+            let caller = identify(&users, None, &headers)?;
+            check(&caller, &method, &headers).map(|()| caller.to_string())
         };
         let (alice, bob) = (Ok("alice (operator)".to_owned()), Ok("bob (read-only)".to_owned()));
         for (method, fields, expected) in [

@@ -29,24 +29,44 @@ pub(crate) struct RequestContext {
     pub(crate) body: Bytes,
 }
 
+/// A request that is not admitted.
+#[derive(Debug)]
+pub(crate) struct NotAdmitted {
+    pub(crate) problem: Problem,
+    /// `None` if it is not known.
+    pub(crate) caller: Option<Caller>,
+}
+
+impl From<Problem> for NotAdmitted {
+    fn from(problem: Problem) -> NotAdmitted {
+        NotAdmitted { problem, caller: None }
+    }
+}
+
 /// Checks a request of `peer` and receives its body, which becomes the extension
 /// [`RequestContext`]. Nothing of a caller without access is received but the head.
 pub(crate) async fn admit(
     request: Request,
     claim: &AccessClaim,
     peer: Arc<str>,
-) -> Result<Request, Problem> {
+) -> Result<Request, NotAdmitted> {
     let (mut parts, body) = request.into_parts();
     if parts.version == Version::HTTP_11 {
         check_host(&parts.headers)?;
         check_expectation(&parts.headers)?;
     }
     let query = read_target(&parts.uri)?;
-    let caller = claim.caller(&parts.method, &parts.headers).await?;
+    let caller = claim.caller(&parts.method, &parts.headers).await;
+    let caller =
+        caller.map_err(|(refusal, caller)| NotAdmitted { problem: refusal.problem(), caller })?;
     let is_stream =
         parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
     let most = if is_stream { MAX_STREAM_BODY_BYTES } else { MAX_BODY_BYTES };
-    parts.extensions.insert(RequestContext { caller, peer, query, body: whole(body, most).await? });
+    let body = match whole(body, most).await {
+        Ok(body) => body,
+        Err(problem) => return Err(NotAdmitted { problem, caller: Some(caller) }),
+    };
+    parts.extensions.insert(RequestContext { caller, peer, query, body });
     Ok(Request::from_parts(parts, Body::empty()))
 }
 

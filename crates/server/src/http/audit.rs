@@ -1,18 +1,38 @@
-//! Audit lines: one line in the log for each answered order, with its user, address, path and
-//! result.
+//! Audit lines: one line in the log for each order, with its user, address, path and result.
 //!
-//! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Calls of
-//! unknown users are no orders: the refusal log has them, at a bounded rate.
+//! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
+//! reach their action are written on core 0, all of them. Orders that are refused before that cost
+//! their caller little, so their lines are limited for each user, and the rest is counted: nobody
+//! can fill the log, and no user's lines are lost to another's.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::Method;
 use flagstone_config::redact;
+use tokio::task::spawn_local;
+use tokio::time::sleep;
 
+use crate::http::access::Caller;
 use crate::http::problem::RefusalReason;
 use crate::http::response::Response;
 use crate::http::router::Call;
 
-/// Most bytes of an order's body in its line. The longest usual order has 200.
+/// Most bytes of an order's body, or of its path, in its line. The longest usual order has 200.
 const BODY_BYTES: usize = 512;
+
+/// Lines for refused orders of one user in each [`REFUSED_PERIOD`].
+const REFUSED_LINES: u32 = 100;
+
+/// See [`REFUSED_LINES`].
+const REFUSED_PERIOD: Duration = Duration::from_secs(60);
+
+/// Users whose refused orders are counted apart: more than the configuration can name. Further ones,
+/// of the Unix socket, share a count.
+const REFUSED_USERS: usize = 2048;
 
 /// An order that is being carried out.
 pub(crate) struct AuditedOrder {
@@ -33,12 +53,110 @@ impl AuditedOrder {
         })
     }
 
-    /// Writes the line.
-    pub(crate) fn answered(self, response: &Response) {
+    /// Writes the line, and marks the response.
+    pub(crate) fn answered(self, response: &mut Response) {
         let AuditedOrder { who, from, what, body } = self;
         let status = response.status().as_u16();
         let reason = response.extensions().get().map_or("done", |RefusalReason(reason)| reason);
         tracing::info!(target: "audit", who, from = &*from, body, status, "{what}: {reason}");
+        response.extensions_mut().insert(Audited);
+    }
+}
+
+/// Mark of a response whose order has its line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Audited;
+
+/// An order that was refused before it reached an action. Its body may not have been received.
+pub(crate) struct RefusedOrder {
+    /// `None` if it is not known.
+    pub(crate) caller: Option<Caller>,
+    pub(crate) from: Arc<str>,
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    pub(crate) status: u16,
+    /// Title of the problem.
+    pub(crate) reason: &'static str,
+}
+
+impl RefusedOrder {
+    /// True for a method that would change something.
+    pub(crate) fn is_order(method: &Method) -> bool {
+        ![Method::GET, Method::HEAD, Method::OPTIONS].contains(method)
+    }
+
+    /// The user whose lines are limited together: a process of this machine has many numbers.
+    fn user(&self) -> String {
+        match &self.caller {
+            Some(Caller::User { name, .. }) => format!("user {name}"),
+            Some(Caller::Local(Some(user))) => format!("uid {}", user.user_id),
+            Some(Caller::Local(None) | Caller::Anyone) | None => UNKNOWN.to_owned(),
+        }
+    }
+
+    fn write(self) {
+        let who = self.caller.map_or(UNKNOWN.to_owned(), |caller| caller.to_string());
+        let (from, status, body) = (&*self.from, self.status, "");
+        let what =
+            format!("{} {}", shown(self.method.as_str().as_bytes()), shown(self.path.as_bytes()));
+        tracing::info!(target: "audit", who, from, body, status, "{what}: {}", self.reason);
+    }
+}
+
+const UNKNOWN: &str = "unknown";
+
+/// Lines of refused orders in this period, by user.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedOrders(RefCell<BTreeMap<String, RefusedCount>>);
+
+/// Refused orders of a user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RefusedCount {
+    written: u32,
+    suppressed: u64,
+}
+
+impl RefusedOrders {
+    /// Writes the line, unless the user has had too many.
+    pub(crate) fn refused(self: &Rc<Self>, order: RefusedOrder) {
+        let user = self.key(&order);
+        let is_first = !self.0.borrow().contains_key(&user);
+        if self.admits(&user) {
+            order.write();
+        }
+        if is_first {
+            let this = self.clone();
+            spawn_local(async move {
+                sleep(REFUSED_PERIOD).await;
+                this.end_period(&user);
+            });
+        }
+    }
+
+    fn key(&self, order: &RefusedOrder) -> String {
+        let (user, users) = (order.user(), self.0.borrow());
+        let is_full = users.len() >= REFUSED_USERS && !users.contains_key(&user);
+        if is_full { UNKNOWN.to_owned() } else { user }
+    }
+
+    /// Counts an order. True if it has a line.
+    fn admits(&self, user: &str) -> bool {
+        let mut users = self.0.borrow_mut();
+        let count = users.entry(user.to_owned()).or_default();
+        let admits = count.written < REFUSED_LINES;
+        match admits {
+            true => count.written += 1,
+            false => count.suppressed += 1,
+        }
+        admits
+    }
+
+    fn end_period(&self, user: &str) {
+        let count = self.0.borrow_mut().remove(user).unwrap_or_default();
+        if count.suppressed > 0 {
+            let suppressed = count.suppressed;
+            tracing::info!(target: "audit", who = user, suppressed, "further orders were refused");
+        }
     }
 }
 
@@ -57,6 +175,17 @@ fn shown(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refused_orders_are_limited_for_each_user() {
+        let orders = RefusedOrders::default();
+        let admitted = |user| (0..150).filter(|_| orders.admits(user)).count();
+        assert_eq!((admitted("a"), admitted("b")), (100, 100));
+        let count = orders.0.borrow()["a"];
+        assert_eq!(count, RefusedCount { written: 100, suppressed: 50 });
+        orders.end_period("a");
+        assert_eq!((admitted("a"), admitted("b")), (100, 0));
+    }
 
     #[test]
     fn body_is_one_bounded_line_without_secrets() {

@@ -26,7 +26,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tower::ServiceExt;
 
 use crate::http::access::AccessClaim;
-use crate::http::admission::admit;
+use crate::http::admission::{NotAdmitted, RequestContext, admit};
+use crate::http::audit::{Audited, RefusedOrder, RefusedOrders};
 use crate::http::limits::{
     LINGER_BYTES, LINGER_TIMEOUT, MAX_HEAD_BYTES, MAX_HEADERS, SEND_TIMEOUT,
 };
@@ -172,14 +173,15 @@ pub(crate) struct RefusedRequest {
     pub(crate) reason: String,
 }
 
-/// Serves a connection of `peer`. Reports refused requests to `refused`.
+/// Serves a connection of `peer`. Reports refused requests to `refused`, and orders among them to
+/// `orders`.
 pub(crate) async fn serve_connection<S>(
     stream: S,
-    peer: Arc<str>,
-    claim: AccessClaim,
+    (peer, claim): (Arc<str>, AccessClaim),
     service: axum::Router,
     clock: Rc<Clock>,
     refused: impl Fn(RefusedRequest),
+    orders: Rc<RefusedOrders>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -189,29 +191,46 @@ pub(crate) async fn serve_connection<S>(
     };
     let answer = |request: hyper::Request<Incoming>| {
         let (clock, service, refuse) = (clock.clone(), service.clone(), &refuse);
-        let (claim, peer) = (&claim, peer.clone());
-        let name = format!("{} {}", request.method(), request.uri().path());
+        let (claim, peer, orders) = (&claim, peer.clone(), &orders);
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let name = format!("{method} {path}");
         // hyper needs a future that can be moved.
         Box::pin(async move {
-            let response = match admit(request.map(Body::new), claim, peer).await {
+            let (response, caller) = match admit(request.map(Body::new), claim, peer.clone()).await
+            {
                 Ok(admitted) => {
                     clock.request_complete();
-                    service.oneshot(admitted).await.unwrap_or_else(|never| match never {})
+                    let context = admitted.extensions().get::<RequestContext>();
+                    let caller = context.map(|context| context.caller.clone());
+                    let answered = service.oneshot(admitted).await;
+                    (answered.unwrap_or_else(|never| match never {}), caller)
                 }
                 // The rest of a refused request is not received.
-                Err(problem) => {
+                Err(NotAdmitted { problem, caller }) => {
                     let response = with(problem.response(), header::CONNECTION, "close");
                     let response = match problem.status {
                         // RFC 9110, section 11.6.1.
                         401 => with(response, header::WWW_AUTHENTICATE, "Bearer"),
                         _ => response,
                     };
-                    response.map(Body::from)
+                    (response.map(Body::from), caller)
                 }
             };
             clock.handled();
-            if let Some(RefusalReason(reason)) = response.extensions().get() {
+            if let Some(&RefusalReason(reason)) = response.extensions().get() {
                 refuse(&name, format!("{}: {reason}", response.status()));
+                let is_audited = response.extensions().get::<Audited>().is_some();
+                if RefusedOrder::is_order(&method) && !is_audited {
+                    let status = response.status().as_u16();
+                    orders.refused(RefusedOrder {
+                        caller,
+                        from: peer,
+                        method,
+                        path,
+                        status,
+                        reason,
+                    });
+                }
             }
             Ok::<_, Infallible>(response)
         })

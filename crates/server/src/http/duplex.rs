@@ -29,7 +29,8 @@ pub fn converse(router: &Rc<Router>, input: &[u8]) -> Vec<u8> {
     let user = PeerUser { user_id: 0, group_id: 0, process_id: Some(1) };
     let claim = AccessClaim::Local(Some(user));
     let clock = Rc::new(Clock::new(HttpOptions::default()));
-    tasks.spawn_local(serve_connection(far, "test".into(), claim, service, clock, |_| {}));
+    let (peer, orders) = (("test".into(), claim), Rc::default());
+    tasks.spawn_local(serve_connection(far, peer, service, clock, |_| {}, orders));
     let router = router.clone();
     tasks.spawn_local(async move {
         while let Some(RoutedCall { route, call, response }) = received.recv().await {

@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::access::{AccessClaim, AccessRefusal, ListenerAccess};
-use crate::http::audit::AuditedOrder;
+use crate::http::audit::{AuditedOrder, RefusedOrders};
 use crate::http::connection::{Clock, RefusedRequest, serve_connection};
 use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
@@ -111,8 +111,10 @@ impl HttpServer {
         let (ending, ended) = std_mpsc::channel();
         std::thread::Builder::new().name("flagstone-api".to_owned()).spawn(move || {
             let tasks = LocalSet::new();
+            let orders = Rc::new(RefusedOrders::default());
             for (socket, access, service) in accepting {
-                tasks.spawn_local(accept(socket, access, service, options, refused.clone()));
+                let refusals = (refused.clone(), orders.clone());
+                tasks.spawn_local(accept(socket, access, service, options, refusals));
             }
             // An error is the drop of the sender, which is the signal.
             let _ = tasks.block_on(&runtime, stopped);
@@ -138,9 +140,9 @@ async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
         let order = AuditedOrder::of(&call);
         let answer = router.answer(route, call);
         spawn_detached(async move {
-            let answer = answer.await;
+            let mut answer = answer.await;
             if let Some(order) = order {
-                order.answered(&answer);
+                order.answered(&mut answer);
             }
             // The peer may have gone.
             let _ = response.send(answer);
@@ -223,7 +225,7 @@ async fn accept(
     access: ListenerAccess,
     service: axum::Router,
     options: HttpOptions,
-    refused: mpsc::Sender<QueuedRefusal>,
+    (refused, orders): (mpsc::Sender<QueuedRefusal>, Rc<RefusedOrders>),
 ) {
     let places: Rc<RefCell<OpenConnections>> = Rc::default();
     for id in 0.. {
@@ -255,10 +257,12 @@ async fn accept(
         let clock = Rc::new(Clock::new(options));
         let place = Occupied { places: places.clone(), id };
         let (access, service, serving_clock) = (access.clone(), service.clone(), clock.clone());
+        let orders = orders.clone();
         let task = spawn_local(async move {
             match establish(stream, &access, address, user, options).await {
                 Ok((stream, claim)) => {
-                    serve_connection(stream, peer, claim, service, serving_clock, refuse).await;
+                    let peer = (peer, claim);
+                    serve_connection(stream, peer, service, serving_clock, refuse, orders).await;
                 }
                 Err(reason) => refuse(RefusedRequest { peer, name: String::new(), reason }),
             }
