@@ -97,7 +97,7 @@ fn insecure_listener_is_announced() {
     assert!(server.output().contains("insecure: anyone who reaches the metrics"));
     let metrics = ask(&socket, "GET", "/metrics").body;
     for (kind, name, value) in
-        [("listener", listener, 1), ("listener", server.address("nbd"), 0), ("metrics", open, 1)]
+        [("listener", listener, 1), ("listener", server.address("nbd"), 0), ("metrics", &open, 1)]
     {
         let line = format!("flagstone_insecure{{kind=\"{kind}\",name=\"{name}\"}} {value}");
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
@@ -524,8 +524,9 @@ fn secrets_stay_out_of_every_output() {
         let (_, digits) = flagstone(&["key", "convert", text(path), "--to", "hex"]);
         let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal");
         let bytes: Vec<u8> = (0..digits.trim().len()).step_by(2).map(byte).collect();
+        let forms = raw_host::forms(&bytes);
         for written in [said.as_bytes(), &unpacked.stdout] {
-            let leak = raw_host::leaked(written, &raw_host::forms(&bytes));
+            let leak = raw_host::leaked(written, &forms);
             assert!(leak.is_none(), "the bytes of a key were written: {leak:?}");
         }
     }
