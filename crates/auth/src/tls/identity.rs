@@ -136,7 +136,7 @@ pub fn offered(key: &TlsKey, host: &str, subsystem: &str) -> Vec<Psk> {
 /// derived it before 1.14, if that differs.
 pub fn identities(key: &TlsKey, host: &str, subsystem: &str) -> Vec<String> {
     let hash = key.psk_hash();
-    let named = |form| Identity { hash, host, subsystem, form }.to_string();
+    let named = |form: IdentityForm<'_>| Identity { hash, host, subsystem, form }.to_string();
     let of_version_1 = |derivation| {
         let digest = digest_of(&retained(key, host, derivation), hash, host, subsystem);
         named(IdentityForm::Retained(&digest))
