@@ -11,8 +11,8 @@
 //!   with correct digests, and R2Ts are answered with the requested data.
 //!
 //! First bytes from 224 have a host whose keys are optional, so that its queues also take
-//! authentication commands, and from 240 one that has to authenticate: its admin queue is locked, and
-//! the input comes on it (0, 2, 4: as bytes, 1, 3: as records).
+//! authentication commands, and from 240 one that has to authenticate: its admin queue is locked,
+//! and the input comes on it (0, 2, 4: as bytes, 1, 3: as records).
 //!
 //! In addition to the checks of `conversation`, the target must follow the protocol whatever it
 //! receives: a host must be able to receive every PDU that it sends.

@@ -52,7 +52,8 @@ fn check_explains_what_needs_no_key() {
     let scratch = Scratch::new();
     let file = scratch.join("flagstone.toml");
     let config = format!(
-        "[server]\nlisten = [{{ url = \"nbd://0.0.0.0:1\", insecure = true }}]\n\
+        "[server]\nnode = \"a\"\nlisten = [\"nvme-tcp://127.0.0.1:4420\", \
+         {{ url = \"nbd://0.0.0.0:1\", insecure = true }}]\n\
          metrics = \"0.0.0.0:9469\"\n[host.h]\nnqn = \"{HOST}\"\nkey_file = \"/no/key\"\n\
          [peer.b]\naddress = \"10.0.0.2\"\ninsecure = true\n\
          [volume.db]\nmirror.peer = \"b\"\ndevice = \"/no/disk\"\n"
@@ -83,8 +84,7 @@ fn insecure_listener_is_announced() {
     let listeners = ["nbd://127.0.0.1:0", "nvme-tcp://0.0.0.0:0"];
     let [port] = flagstone_lab::ports::free_ports().expect("a port is free");
     let open = format!("0.0.0.0:{port}");
-    let server =
-        Server::start_with(&["--volume", "db=memory:1MiB"], &listeners, &["--metrics", &open]);
+    let server = Server::start_with(&["db=memory:1MiB"], &listeners, &["--metrics", &open]);
     let socket = server.api();
     let listener = server.address("nvme-tcp");
     let consequence = format!("anyone who reaches {listener} can use volume `db`");
@@ -278,7 +278,7 @@ fn refused_orders_leave_audit_lines() {
     for _ in 0..13 {
         api.with_token(&ORDER, "bob");
     }
-    api.with_token(&ORDER, "stranger");
+    api.with_token(&["reload"], "stranger");
     let post = |path: &str, length: u32| {
         let head = format!("POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n");
         let head = format!("{head}Content-Length: {length}\r\n\r\n");
@@ -292,7 +292,7 @@ fn refused_orders_leave_audit_lines() {
     let pause = "POST /v1/volumes/none/mirror/pause";
     for (who, from, what, status, count) in [
         ("bob (read-only)", "127.0.0.1:", &format!("{pause}: The caller may not do this"), 403, 13),
-        ("unknown", "127.0.0.1:", &format!("{pause}: The caller is not known"), 401, 1),
+        ("unknown", "127.0.0.1:", &"POST /v1/reload: The caller is not known".to_owned(), 401, 1),
         (&uid, "user ", &"POST /v1/nothing: Not found".to_owned(), 404, 1),
         (&uid, "user ", &"POST /v1/volumes: The body is too large".to_owned(), 413, 1),
     ] {

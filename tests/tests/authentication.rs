@@ -1,8 +1,8 @@
 //! Keys with real processes: hosts of this program, a mirrored pair, rotation by reload, and a
 //! search for the secrets in everything that the server says.
 //!
-//! Left out: Linux's own host, whose kernel here has no DH-HMAC-CHAP. `access.rs` searches the memory
-//! of the server.
+//! Left out: Linux's own host, whose kernel here has no DH-HMAC-CHAP. `access.rs` searches the
+//! memory of the server.
 
 use std::fs::{self, Permissions};
 use std::io::Write as _;

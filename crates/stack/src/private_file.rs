@@ -1,8 +1,8 @@
-//! Private files: keys, and hashes of tokens. An error never contains a part of the file, whose text
-//! is erased when dropped.
+//! Private files: keys, and hashes of tokens. An error never contains a part of the file, whose
+//! text is erased when dropped.
 //!
-//! The mode lets only the owner read a file. The owner is not checked: another user's file with this
-//! mode can be read by root alone, who checks the files of the service's user.
+//! The mode lets only the owner read a file. The owner is not checked: another user's file with
+//! this mode can be read by root alone, who checks the files of the service's user.
 
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;

@@ -81,7 +81,10 @@ fn file_with(path: &str, key: &str, value: &str) -> String {
     match path {
         "volume.NAME" => format!("{volume}{key} = {value}\n"),
         "peer.NAME" if key == "fence_timeout" => fenced(&format!("{key} = {value}\n")),
-        // Without a key file, `tls` is refused.
+        // Without key files, these are refused.
+        "peer.NAME" if key == "authentication" => {
+            file_with(path, "key_file", "\"/k\"") + &format!("{key} = {value}\n")
+        }
         "peer.NAME" if key == "tls" => {
             file_with(path, "tls_key_file", "\"/k\"") + &format!("{key} = {value}\n")
         }
@@ -233,6 +236,9 @@ fn parser_accepts_schema_ranges_and_defaults() {
                     mirror_with("failover", "\"automatic\"")
                 }
                 "volume.NAME.mirror" => mirror_with("mode", "\"sync\""),
+                "peer.NAME" if key.name == "authentication" => {
+                    file_with(section.path, "key_file", "\"/k\"")
+                }
                 "peer.NAME" if key.name == "tls" => {
                     file_with(section.path, "tls_key_file", "\"/k\"")
                 }

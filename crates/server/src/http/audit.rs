@@ -30,8 +30,8 @@ const REFUSED_LINES: u32 = 100;
 /// See [`REFUSED_LINES`].
 const REFUSED_PERIOD: Duration = Duration::from_secs(60);
 
-/// Users whose refused orders are counted apart: more than the configuration can name. Further ones,
-/// of the Unix socket, share a count.
+/// Users whose refused orders are counted apart: more than the configuration can name. Further
+/// ones, of the Unix socket, share a count.
 const REFUSED_USERS: usize = 2048;
 
 /// An order that is being carried out.

@@ -1,6 +1,6 @@
 //! Keys of the replication link, for authentication, TLS or both, which an operator gives to a
-//! running pair as the guide says: each node is restarted with keys allowed, and then each with keys
-//! required.
+//! running pair as the guide says: each node is restarted with keys allowed, and then each with
+//! keys required.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
