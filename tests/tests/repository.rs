@@ -446,7 +446,7 @@ fn documents_have_at_most_45000_words() {
     assert!(readme <= 900, "{readme} words in README.md: move some to their pages");
 }
 
-/// A key in the repository is a published one, from documentation and tests of nvme-cli and libnvme.
+/// A key in the repository is a published one, of nvme-cli's and libnvme's documents and tests.
 #[test]
 fn keys_in_the_repository_are_test_vectors() {
     const PUBLISHED: [&str; 2] = ["ia6zGodOr4SEG0Zzaw39", "VRLbtnN9AQb2WXW3c9+w"];
