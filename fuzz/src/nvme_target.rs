@@ -10,10 +10,6 @@
 //!   byte n, and n x 64 bytes of in-capsule data (zeroes past the end of the input). They are sent
 //!   with correct digests, and R2Ts are answered with the requested data.
 //!
-//! First bytes from 224 have a host whose keys are optional, so that its queues also take
-//! authentication commands, and from 240 one that has to authenticate: its admin queue is locked,
-//! and the input comes on it (0, 2, 4: as bytes, 1, 3: as records).
-//!
 //! In addition to the checks of `conversation`, the target must follow the protocol whatever it
 //! receives: a host must be able to receive every PDU that it sends.
 
@@ -21,7 +17,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_auth::{Hash, KeyDemand, KeyPair, KeyRing, Secret};
 use flagstone_blockdev::MemoryDevice;
 use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult, PropertyCommand,
@@ -44,44 +39,7 @@ const IN_CAPSULE_BYTES: u32 = 8 << 10;
 const NAMESPACE_BYTES: u64 = 1 << 20;
 const SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:db";
 
-/// Keys of the host of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keys {
-    None,
-    Optional,
-    Required,
-}
-
-impl Keys {
-    fn of(how: u8) -> Keys {
-        match how {
-            0..224 => Keys::None,
-            224..240 => Keys::Optional,
-            240.. => Keys::Required,
-        }
-    }
-
-    fn by_host(self) -> BTreeMap<Nqn, KeyPair> {
-        let demand = match self {
-            Keys::None => return BTreeMap::new(),
-            Keys::Optional => KeyDemand::Optional,
-            Keys::Required => KeyDemand::Required,
-        };
-        let secret = Secret::new(&[1; 32], Some(Hash::Sha256)).expect("a valid length");
-        let pair = KeyPair::shared(&KeyRing::new(vec![secret]));
-        BTreeMap::from([(host(), KeyPair { demand, ..pair })])
-    }
-}
-
-fn host() -> Nqn {
-    Nqn::from_uuid([7; 16])
-}
-
 pub(crate) fn target() -> Arc<Target> {
-    target_with(Keys::None)
-}
-
-fn target_with(keys: Keys) -> Arc<Target> {
     let target = Target::new(TargetConfig {
         mdts_bytes: MDTS_BYTES,
         in_capsule_bytes: IN_CAPSULE_BYTES,
@@ -97,7 +55,7 @@ fn target_with(keys: Keys) -> Arc<Target> {
         nqn,
         serial: "1".to_owned(),
         allow_hosts: Vec::new(),
-        keys: keys.by_host(),
+        keys: Default::default(),
     };
     target.add_subsystem(config).expect("a new name");
     for (index, block_bytes) in [(1, 512), (2, 4096)] {
@@ -121,42 +79,37 @@ pub(crate) fn subsystem() -> Nqn {
 pub fn run(input: &[u8]) {
     let [how, parameters, bytes @ ..] = input else { return };
     let digests = Digests::from_dgst(parameters & 3);
-    let keys = Keys::of(*how);
-    let target = target_with(keys);
+    let target = target();
     let observed = target.clone();
     let serve = move |stream| serve(target.clone(), stream);
     conversation::run(u64::from(parameters >> 2), serve, async |address| {
-        converse(&address, (how % 5, keys), digests, bytes).await;
+        converse(&address, how % 5, digests, bytes).await;
     });
     assert_eq!(observed.controllers(), 0, "a controller was not released with its host");
 }
 
-async fn converse(address: &Address, (how, keys): (u8, Keys), digests: Digests, bytes: &[u8]) {
-    let is_locked = keys == Keys::Required;
-    if how == 0 && !is_locked {
+async fn converse(address: &Address, how: u8, digests: Digests, bytes: &[u8]) {
+    if how == 0 {
         let client = Rc::new(Client::connect(address).await);
         client.send_beside(bytes.to_vec());
         client.settle(|received| drop(Received::check(received))).await;
         return;
     }
-    let admin = Queue::connect(address, digests, 0, CONTROLLER_ID_DYNAMIC, is_locked).await;
+    let admin = Queue::connect(address, digests, 0, CONTROLLER_ID_DYNAMIC).await;
     let io = match how {
-        2 | 4 if !is_locked => {
-            Some(Queue::connect(address, digests, 1, admin.controller_id, false).await)
-        },
+        2 | 4 => Some(Queue::connect(address, digests, 1, admin.controller_id).await),
         _ => None,
     };
     let queue = io.as_ref().unwrap_or(&admin);
-    let is_records = if is_locked { how % 2 == 1 } else { how > 2 };
-    match is_records {
-        false => queue.client.send_beside(bytes.to_vec()),
-        true => queue.client.send_beside(queue.records(bytes)),
+    match how {
+        1 | 2 => queue.client.send_beside(bytes.to_vec()),
+        _ => queue.client.send_beside(queue.records(bytes)),
     }
     let mut answered = 0;
     loop {
         let received = queue.client.settle(Received::check).await;
         let new = received.r2ts.get(answered..).unwrap_or_default();
-        if !is_records || new.is_empty() || received.ended {
+        if how < 3 || new.is_empty() || received.ended {
             break;
         }
         let data: Vec<u8> = new.iter().flat_map(|r2t| queue.data(r2t)).collect();
@@ -174,27 +127,18 @@ struct Queue {
 }
 
 impl Queue {
-    /// Connects as any host does. For an admin queue, also enables the controller, unless it
-    /// `is_locked`.
-    async fn connect(
-        address: &Address,
-        digests: Digests,
-        qid: u16,
-        controller: u16,
-        is_locked: bool,
-    ) -> Queue {
+    /// Connects as any host does. For an admin queue, also enables the controller.
+    async fn connect(address: &Address, digests: Digests, qid: u16, controller: u16) -> Queue {
         let client = Rc::new(Client::connect(address).await);
         let encoder = Encoder::new(digests, 0);
         client.send(InitializeRequest::new(digests, 0, 1).bytes()).await;
         let connect = ConnectCommand::new(1, qid, 32, 0, false).expect("32 entries").command();
-        let data = ConnectData::new([7; 16], controller, &subsystem(), &host());
+        let data = ConnectData::new([7; 16], controller, &subsystem(), &Nqn::from_uuid([7; 16]));
         client.send(&capsule(&encoder, &connect, data.bytes())).await;
         let received = client.settle(Received::check).await;
         let result = received.results.get(&1).copied().expect("a valid Connect completes");
-        let result = ConnectResult::from_dw0(result);
-        assert_eq!(result.authentication_required, is_locked);
-        let controller_id = result.controller_id;
-        if qid == 0 && !is_locked {
+        let controller_id = ConnectResult::from_dw0(result).controller_id;
+        if qid == 0 {
             let enable = u64::from(ENABLED);
             let set = PropertyCommand::set(2, Property::CC, PropertySize(0), enable).command();
             client.send(&capsule(&encoder, &set, &[])).await;
