@@ -134,8 +134,8 @@ pub(crate) const TLS_RECORD_BYTES: usize = 16 << 10;
 /// Bytes that a peer may send during a TLS handshake: certificate chains have up to some 10 KiB.
 pub const TLS_HANDSHAKE_BYTES: usize = 64 << 10;
 
-/// Receives of a TLS handshake, each of a header or a content, after which its connection stays with
-/// the library: a peer could make a receive of every byte. A usual handshake takes at most 20.
+/// Receives of a TLS handshake, each of a header or a content, after which its connection stays
+/// with the library: a peer could make a receive of every byte. A usual handshake takes at most 20.
 pub(crate) const TLS_EXACT_RECEIVES: u32 = 64;
 
 /// Smallest buffer for received records, in bytes: what an idle TLS connection holds, beside 33 KiB

@@ -68,8 +68,8 @@ fn offers_tls(names: &str) -> bool {
     names.split_ascii_whitespace().any(|name| name == "tls")
 }
 
-/// Prepares a connected TCP socket, whose data stays as it is, and gives it the keys of receives. If
-/// the kernel will never take them, [`is_available`] is false from then on.
+/// Prepares a connected TCP socket, whose data stays as it is, and gives it the keys of receives.
+/// If the kernel will never take them, [`is_available`] is false from then on.
 pub(crate) fn attach(raw: RawFd, keys: &[u8]) -> io::Result<()> {
     let attached = set_option(raw, libc::SOL_TCP, libc::TCP_ULP, b"tls");
     let result = attached.and_then(|()| set_keys(raw, KernelTlsDirection::Receive, keys));

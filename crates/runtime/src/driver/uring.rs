@@ -354,8 +354,7 @@ impl Driver for Uring {
     }
 
     /// Only this driver: before Linux 6.4, poll(2) calls a socket ready while a record is not
-    /// complete. The threads driver would spin; a ring waits for the next bytes. Its polls cost more
-    /// CPU there, as each piece of a record wakes the receive.
+    /// complete. The threads driver would spin; a ring is woken by each piece of a record.
     fn may_use_kernel_tls(&self) -> bool {
         true
     }

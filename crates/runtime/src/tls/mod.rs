@@ -12,10 +12,11 @@
 //! - only TLS 1.3 with AES-GCM is spoken, without session tickets, renegotiation or early data;
 //! - a handshake computes off the cores, with the threads of [`crate::compute`], and takes at most
 //!   [`HANDSHAKE_BYTES`] from its peer. The caller bounds its time and the number of handshakes;
-//! - the records of the library take buffers of the pool within a budget ([`ReceiveBudget`]), and beyond it blocks of
-//!   4 KiB, so they never wait for memory. An idle connection holds one receive buffer;
-//! - a broken record ends the connection: nothing of it, and nothing after it, is delivered. Its bytes
-//!   may be in the buffer of the failed receive;
+//! - the records of the library take buffers of the pool within a budget ([`ReceiveBudget`]), and
+//!   beyond it blocks of 4 KiB, so they never wait for memory. An idle connection holds one receive
+//!   buffer;
+//! - a broken record ends the connection: nothing of it, and nothing after it, is delivered. Its
+//!   bytes may be in the buffer of the failed receive;
 //! - a receive or send whose future is dropped ends the stream in that direction.
 //!
 //! [`Stream`]: crate::net::Stream
