@@ -2,7 +2,7 @@
 //! qemu-img and nbdkit; and a search for the keys in everything that the server says.
 
 use std::fs::{self, Permissions};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};

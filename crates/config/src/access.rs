@@ -88,9 +88,10 @@ impl Nbd {
 }
 
 impl Peer {
-    /// Access to the mirrors of this peer for those who prove no key, or `None`.
-    pub fn exposure(&self) -> Option<String> {
-        let is_reached = self.insecure || !self.address.host.is_loopback();
+    /// Access to the mirrors of this peer for those who prove no key, or `None`. `is_open` is true
+    /// if other machines reach the replicas here without TLS ([`Config::opens_replicas`]).
+    pub fn exposure(&self, is_open: bool) -> Option<String> {
+        let is_reached = is_open || self.insecure || !self.address.host.is_loopback();
         (!self.is_keyed() && is_reached).then(|| {
             format!(
                 "anyone who takes the name or address of peer {} ({}) can read and overwrite its \
@@ -122,7 +123,8 @@ impl Config {
         });
         let mirrors = self.volumes.iter().filter_map(|volume| volume.mirror());
         let used: BTreeSet<usize> = mirrors.flat_map(|one| one.peers.iter().copied()).collect();
-        let peers = used.into_iter().filter_map(|index| self.peers[index].exposure());
+        let is_open = self.opens_replicas();
+        let peers = used.into_iter().filter_map(|index| self.peers[index].exposure(is_open));
         listeners.chain(self.server.metrics_exposure()).chain(peers).collect()
     }
 
@@ -150,6 +152,11 @@ impl Config {
     /// they reach accepts hosts without keys.
     fn guards_replicas(&self) -> bool {
         guards_replicas(self.server.listen.iter())
+    }
+
+    /// Returns true if other machines reach the replicas of this server without TLS.
+    pub fn opens_replicas(&self) -> bool {
+        self.server.listen.iter().any(|one| admits_plain(&one.spec))
     }
 
     /// Returns true if a replica may not be shared with `peer`, which proves no key.

@@ -38,7 +38,7 @@ impl Server {
         });
         let peers = self.peers().into_values().map(|peer| InsecureEntry {
             kind: InsecureKind::Peer,
-            insecure: peer.exposure(),
+            insecure: peer.exposure(config.opens_replicas()),
             name: peer.name,
         });
         listeners.chain(metrics).chain(peers).collect()

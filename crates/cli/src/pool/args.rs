@@ -101,7 +101,7 @@ pub(crate) struct ReceiveArgs {
     /// Pool of a new volume
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
-    /// Compression of a new volume: off, lz4, zstd, or auto (lz4 when written, zstd once it is cold)
+    /// Compression of a new volume: off, lz4, zstd, or auto (lz4 when written, zstd when cold)
     #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
     pub(crate) compression: Option<String>,
     #[command(flatten)]

@@ -175,12 +175,15 @@ impl Connection {
         payload: usize,
     ) {
         let begun = self.step(&command, data).and_then(|step| Ok((self.begin_step(&step)?, step)));
-        let (mut exchange, step) = match begun {
+        let ((mut exchange, delay), step) = match begun {
             Ok(begun) => begun,
             Err(status) => return self.authentication_done(&command, Err(status), payload),
         };
         let connection = self.clone();
         spawn_detached(async move {
+            if !delay.is_zero() {
+                time::sleep(delay).await;
+            }
             let computed = compute(move || {
                 let outcome = step.run(&mut exchange.controller);
                 (exchange, outcome)
@@ -215,8 +218,9 @@ impl Connection {
         data.map(|data| Step::Send(data.to_vec())).ok_or(Status::INVALID_FIELD.dnr())
     }
 
-    /// Takes the exchange that `step` continues or begins.
-    fn begin_step(&self, step: &Step) -> Result<Box<Exchange>, Status> {
+    /// Takes the exchange that `step` continues or begins, and the time for which one that the
+    /// target has not asked for has to wait: Connect did not delay it.
+    fn begin_step(&self, step: &Step) -> Result<(Box<Exchange>, Duration), Status> {
         let mut session = self.session.borrow_mut();
         let out_of_order = Status::COMMAND_SEQUENCE_ERROR.dnr();
         let session = session.as_mut().ok_or(out_of_order)?;
@@ -247,12 +251,14 @@ impl Connection {
             let (keys, began) = (version, time::now());
             Ok(Box::new(Exchange { controller, keys, concatenation, handshake, began }))
         };
-        let exchange = match (std::mem::replace(stage, Stage::Idle), step) {
-            (Stage::Exchanging(exchange), _) => exchange,
-            (Stage::Admitted(handshake), Step::Send(_)) => begin(handshake)?,
+        let (exchange, delay) = match (std::mem::replace(stage, Stage::Idle), step) {
+            (Stage::Exchanging(exchange), _) => (exchange, Duration::ZERO),
+            (Stage::Admitted(handshake), Step::Send(_)) => (begin(handshake)?, Duration::ZERO),
             (Stage::Idle, Step::Send(_)) => {
                 let handshake = self.target.handshakes.begin(self.source());
-                begin(handshake.ok_or(Status::COMMAND_INTERRUPTED)?)?
+                let most = self.target.config().handshake_timeout / 2;
+                let delay = self.target.handshakes.delay(self.source()).min(most);
+                (begin(handshake.ok_or(Status::COMMAND_INTERRUPTED)?)?, delay)
             }
             (other, _) => {
                 *stage = other;
@@ -260,7 +266,7 @@ impl Connection {
             }
         };
         *stage = Stage::Computing(exchange.began);
-        Ok(exchange)
+        Ok((exchange, delay))
     }
 
     /// Takes an exchange back after a step.

@@ -318,8 +318,8 @@ impl Packer {
     }
 
     /// The next chunk, if it is full or all copies are to be written: the first copies that fit
-    /// together, after [`Packer::pack_next`] has packed what is due. It takes at most `room` payload blocks if a copy fits there, otherwise those of a
-    /// new segment.
+    /// together, after [`Packer::pack_next`] has packed what is due. It takes at most `room`
+    /// payload blocks if a copy fits there, otherwise those of a new segment.
     pub(super) fn next(&mut self, room: usize, all: bool) -> Option<Packed> {
         let is_full = self.waiting.0 >= self.chunk_blocks || self.waiting.1 >= RECORD_SPACE_BYTES;
         if self.copied.is_empty() || !all && !is_full {

@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Only blocks counted: compressed data filled the table of recent changes, which stopped hosts.
+    /// Only blocks counted: compressed data filled the table of recent changes, and hosts stopped.
     #[test]
     fn compressed_data_is_slowed_before_the_table_is_full() {
         let limit = TailLoad { blocks: 1_000_000, entries: 8_000 };

@@ -140,8 +140,8 @@ impl State {
         self.wanted.checkpoint |=
             4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
         let low = supply.free < supply.left_free(sizes, 0) + sizes.reserve / 4 + 2;
-        // Writes stop once what dead blocks of units hold does not fit: packing begins before, by as
-        // much as hosts may write until the next checkpoint.
+        // Writes stop once what dead blocks of units hold does not fit: packing begins before, by
+        // as much as hosts may write until the next checkpoint.
         let margin = sizes.recent as u64;
         let packs = !low
             && supply.held >= margin.min(sizes.payload)

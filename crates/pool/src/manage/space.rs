@@ -27,8 +27,8 @@ pub(crate) struct Sizes {
     pub(crate) payload: u64,
     /// Longest volume table, in bytes.
     pub(crate) volume_table: usize,
-    /// Limit of the tail of a log device, in blocks and in recent changes. Hosts are slowed down near
-    /// it.
+    /// Limit of the tail of a log device, in blocks and in recent changes. Hosts are slowed down
+    /// near it.
     pub(crate) tail: u64,
 }
 

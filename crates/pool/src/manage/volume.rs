@@ -432,8 +432,8 @@ impl VolumeIo {
         Ok(())
     }
 
-    /// Adds admitted data to open chunks. `compress` returns the stored blocks of each unit in turn,
-    /// if it shrinks.
+    /// Adds admitted data to open chunks. `compress` returns the stored blocks of each unit in
+    /// turn, if it shrinks.
     fn add(
         &self,
         block: u64,

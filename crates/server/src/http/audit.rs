@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use flagstone_config::redact;
+use percent_encoding::percent_decode_str;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
@@ -48,7 +49,7 @@ impl AuditedOrder {
         (call.method == Method::POST).then(|| AuditedOrder {
             who: call.caller.to_string(),
             from: call.peer.clone(),
-            what: format!("{} {}", call.method, call.path),
+            what: requested(&call.method, &call.path),
             body: shown(&call.body),
         })
     }
@@ -97,8 +98,7 @@ impl RefusedOrder {
     fn write(self) {
         let who = self.caller.map_or(UNKNOWN.to_owned(), |caller| caller.to_string());
         let (from, status, body) = (&*self.from, self.status, "");
-        let what =
-            format!("{} {}", shown(self.method.as_str().as_bytes()), shown(self.path.as_bytes()));
+        let what = requested(&self.method, &self.path);
         tracing::info!(target: "audit", who, from, body, status, "{what}: {}", self.reason);
     }
 }
@@ -161,6 +161,12 @@ impl RefusedOrders {
 }
 
 /// A body on one line, without secrets and control characters.
+/// Method and path, decoded, so that secrets in it are recognized.
+fn requested(method: &Method, path: &str) -> String {
+    let path: Vec<u8> = percent_decode_str(path).collect();
+    format!("{} {}", shown(method.as_str().as_bytes()), shown(&path))
+}
+
 fn shown(body: &[u8]) -> String {
     let cut = &body[..body.len().min(BODY_BYTES)];
     let compact = serde_json::from_slice::<serde_json::Value>(body).map(|json| json.to_string());
@@ -175,6 +181,18 @@ fn shown(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_shown_without_secrets_and_controls() {
+        let key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+        let of = |path: &str| requested(&Method::POST, path);
+        assert_eq!(of("/v1/volumes/db/mirror/pause"), "POST /v1/volumes/db/mirror/pause");
+        for path in [format!("/v1/{key}"), format!("/v1/{}", key.replace(':', "%3A"))] {
+            assert!(!of(&path).contains("ia6zGodOr4"), "{}", of(&path));
+        }
+        assert_eq!(of("/v1/%0Aa\u{202e}"), "POST /v1/\\na\\xe2\\x80\\xae");
+        assert!(of(&"a".repeat(9000)).len() < 600);
+    }
 
     #[test]
     fn refused_orders_are_limited_for_each_user() {
