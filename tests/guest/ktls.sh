@@ -1,5 +1,5 @@
 # TLS records by the guest's kernel: this program serves volumes over NVMe/TCP and NBD to itself.
-# Needs the program on the share.
+# Before Linux 6.14, the kernel must not get them. Needs the program on the share.
 
 HOST=nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6
 keys=/tmp/keys
@@ -7,6 +7,11 @@ keys=/tmp/keys
 # Mapping a program over 9p is slow, hence the copy.
 flagstone() {
     LD_LIBRARY_PATH=/share/lib /tmp/flagstone "$@"
+}
+
+# True if the program gives its records to this kernel.
+uses_kernel() {
+    uname -r | awk -F'[.-]' '{ exit !($1 > 6 || $1 == 6 && $2 >= 14) }'
 }
 
 kernel_tls() {
@@ -40,8 +45,8 @@ END
     eventually listens
 }
 
-# verify DEVICE: writes and reads with checks, and both ends of each connection have their records
-# in the kernel.
+# verify DEVICE: writes and reads with checks. Both ends of each connection have their records in
+# the kernel, or none.
 verify() {
     sent=$(kernel_tls TlsTxSw)
     received=$(kernel_tls TlsRxSw)
@@ -52,7 +57,11 @@ verify() {
     sent=$(($(kernel_tls TlsTxSw) - sent))
     received=$(($(kernel_tls TlsRxSw) - received))
     echo "kernel TLS: $sent send, $received receive"
-    [ $sent -ge 4 ] && [ $sent -eq $received ]
+    if uses_kernel; then
+        [ $sent -ge 4 ] && [ $sent -eq $received ]
+    else
+        [ $sent -eq 0 ] && [ $received -eq 0 ]
+    fi
     [ "$(kernel_tls TlsDecryptError)" -eq 0 ]
 }
 

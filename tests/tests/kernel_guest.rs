@@ -8,7 +8,7 @@
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other,
 //! `tests/guest/authentication.sh` those for a host with keys,
-//! `tests/guest/ktls.sh` those for TLS by the kernel on both sides.
+//! `tests/guest/ktls.sh` those for TLS, by the kernel from 6.14 on.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a

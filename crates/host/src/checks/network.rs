@@ -85,7 +85,7 @@ fn kernel_tls(facts: &HostFacts, out: &mut CheckResults) {
         return out.passed(CHECK, "tls", "loaded");
     }
     out.found(CHECK, Severity::Info, "tls", "the module is not loaded", [seen.into()])
-        .effect("the kernel encrypts new TLS connections, without a copy in user space", REASONED)
+        .effect("from Linux 6.14 on, the kernel encrypts new TLS connections, without a copy in user space", REASONED)
         .by_hand("modprobe tls", "rmmod tls", "only connections with TLS change");
 }
 

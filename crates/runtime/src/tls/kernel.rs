@@ -2,8 +2,8 @@
 //! plain one.
 //!
 //! The keys of sends stay as the handshake made them, as those of Linux's own NVMe/TCP do. A
-//! KeyUpdate of the peer changes the keys of receives from Linux 6.14 on; before, it ends the
-//! connection, and so does every other message than whole session tickets, which a client ignores.
+//! KeyUpdate of the peer that asks for none in return changes the keys of receives. Every other
+//! message ends the connection, but whole session tickets, which a client ignores.
 //!
 //! A close without [`KernelRecords::close`] drops records that TCP has not taken from the kernel's
 //! TLS.

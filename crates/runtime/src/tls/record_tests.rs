@@ -215,7 +215,7 @@ fn data_out_of_order_is_not_delivered() {
     .unwrap();
 }
 
-/// From Linux 6.14 on, the kernel takes new keys; before, the connection ends.
+/// The kernel, too, takes new keys.
 #[test]
 fn key_updates_of_the_peer_change_the_keys_of_receives() {
     block_on(async {
