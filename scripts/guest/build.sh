@@ -89,7 +89,10 @@ unpack_kernel() {
     for package in "$work"/*.deb; do
         dpkg-deb -x "$package" "$work/root"
     done
-    cp "$work"/root/boot/vmlinuz-* "$into/vmlinuz"
+    # Debian's kernels from 7 on keep it beside their modules.
+    for path in "$work"/root/boot/vmlinuz-* "$work"/root/usr/lib/modules/*/vmlinuz*; do
+        [ ! -e "$path" ] || cp "$path" "$into/vmlinuz"
+    done
     # Some releases keep modules in /usr/lib.
     [ -d "$work/root/lib/modules" ] || ln -s usr/lib "$work/root/lib"
     release=$(basename "$work"/root/lib/modules/*)
