@@ -47,7 +47,8 @@ pub(crate) enum SendMode {
     Whole,
     /// As many bytes as there is room for. The kernel's TLS refuses flags that it does not know.
     Part,
-    /// As `Part`, and waits until earlier records of the kernel's TLS are with TCP.
+    /// As `Part`, from a thread of the kernel, which may wait until earlier records of its TLS are
+    /// with TCP. It need not: some kernels try without waiting first.
     Flush,
 }
 

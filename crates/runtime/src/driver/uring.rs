@@ -302,7 +302,7 @@ fn entry(op: &mut Op) -> squeue::Entry {
             let entry = opcode::SendMsg::new(fd(socket), list.message())
                 .flags((libc::MSG_NOSIGNAL | whole) as u32)
                 .build();
-            // A thread of the kernel sends without MSG_DONTWAIT.
+            // So that a thread of the kernel sends, which can wait (see `SendMode::Flush`).
             if *mode == SendMode::Flush { entry.flags(squeue::Flags::ASYNC) } else { entry }
         }
         Op::Accept { socket } => {

@@ -234,7 +234,8 @@ impl KernelRecords {
         content.copy_from_slice(&self.alert.get());
         let mut list = SendList::new().with_tls_record_type(ALERT);
         list.push(content.freeze());
-        // Records that TCP has not taken yet would be lost when the socket is closed.
+        // Records that TCP has not taken yet would be lost when the socket is closed. Some kernels
+        // count the alert as sent while such records wait: a peer that reads late may lose both.
         let sending = send_uninterrupted(stream, list, SendMode::Flush);
         let sent = time::timeout(TLS_CLOSE_TIMEOUT, sending).await;
         self.sending.set(Sending::Closed);

@@ -106,8 +106,8 @@ impl TlsStream {
         }
     }
 
-    /// Sends the closure alert, after which nothing is sent. The peer then knows that it has
-    /// received everything. Does nothing while a send is in flight, or after a failure. A peer that
+    /// Sends the closure alert, after which nothing is sent. A peer that gets it has received
+    /// everything. Does nothing while a send is in flight, or after a failure. A peer that
     /// does not read for [`TLS_CLOSE_TIMEOUT`] gets no alert.
     ///
     /// # Errors

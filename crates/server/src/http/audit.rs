@@ -2,7 +2,7 @@
 //!
 //! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
 //! reach their action are written on core 0, all of them. Orders that are refused before that cost
-//! their caller little, so their lines are limited for each user, and the rest is counted: nobody
+//! their caller little, so their lines are limited for each user, and the rest is counted: no user
 //! can fill the log, and no user's lines are lost to another's.
 
 use std::cell::RefCell;
