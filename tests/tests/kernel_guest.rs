@@ -32,6 +32,19 @@ const SIZE_BYTES: u64 = 128 << 20;
 /// The guest's host, as `scripts/guest/build.sh` names it.
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:5f1a7e00-0000-4000-8000-000000000001";
 
+/// Runs a script that may ask for a restart of `server`.
+fn assert_passes(image: &Image, script: &Script<'_>, server: &mut Server) {
+    let report = guest::run(image, script, |request| match request {
+        "restart" => {
+            server.restart();
+            Ok(())
+        }
+        _ => Err("no such request".into()),
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
+}
+
 #[test]
 fn linux_host_survives_server_restarts() {
     let image = match Image::build() {
@@ -53,15 +66,7 @@ fn linux_host_survives_server_restarts() {
         kernel_arguments: "",
         ..Script::default()
     };
-    let report = guest::run(&image, &script, |request| match request {
-        "restart" => {
-            server.restart();
-            Ok(())
-        }
-        _ => Err("no such request".into()),
-    });
-    println!("{}", report.summary());
-    report.assert_passed();
+    assert_passes(&image, &script, &mut server);
 
     let status = server.terminate();
     assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
@@ -91,15 +96,7 @@ fn linux_hosts_fence_each_other_with_reservations() {
         kernel_arguments: "nvme_core.multipath=N",
         program: Some(binary()),
     };
-    let report = guest::run(&image, &script, |request| match request {
-        "restart" => {
-            server.restart();
-            Ok(())
-        }
-        _ => Err("no such request".into()),
-    });
-    println!("{}", report.summary());
-    report.assert_passed();
+    assert_passes(&image, &script, &mut server);
 }
 
 /// Keys of nvme-cli in Linux's host. Debian 12's kernel cannot authenticate; `GUEST_KERNEL` of
@@ -142,15 +139,7 @@ fn linux_host_authenticates() {
         kernel_arguments: "",
         ..Script::default()
     };
-    let report = guest::run(&image, &script, |request| match request {
-        "restart" => {
-            server.restart();
-            Ok(())
-        }
-        _ => Err("no such request".into()),
-    });
-    println!("{}", report.summary());
-    report.assert_passed();
+    assert_passes(&image, &script, &mut server);
 }
 
 /// A key that nvme-cli makes for SHA-256, kept in this file.
