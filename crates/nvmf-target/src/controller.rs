@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use flagstone_nvme::Nqn;
 use flagstone_nvme::command::{Cqe, Sqe};
@@ -134,6 +134,16 @@ impl Controller {
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
+    }
+
+    /// True if a failed command of `queue` may be answered. Not once the queue is closed or the
+    /// controller is gone: the connection is about to end, and its host repeats the command on
+    /// another one, unless a status forbids that. Call it after the check that failed.
+    #[cold]
+    pub(crate) fn may_refuse(&self, queue: &ControllerQueue) -> bool {
+        // Whoever sees that the controller is not ready also sees why.
+        fence(Ordering::Acquire);
+        queue.is_open() && !self.gone.load(Ordering::Relaxed)
     }
 
     /// The host disabled the volatile write cache (feature 06h): every write, write zeroes and
@@ -292,7 +302,6 @@ impl Controller {
             }
             (1, 0) => {
                 status = status.with_fatal(0);
-                self.ready.store(false, Ordering::Release);
                 self.reset();
             }
             _ => {}
@@ -342,7 +351,6 @@ impl Controller {
         {
             let mut registers = self.registers.lock();
             registers.status = registers.status.with_ready(0).with_fatal(1);
-            self.ready.store(false, Ordering::Release);
         }
         self.cut_queues(0);
         self.drop_psks();
@@ -378,12 +386,18 @@ impl Controller {
         drop(ended);
     }
 
-    /// Closes the queues from identifier `first` upward. Their commands in flight count as orphaned
-    /// until their connections have finished.
+    /// Ends the readiness of the controller, and closes the queues from identifier `first` upward.
+    /// Their commands in flight count as orphaned until their connections have finished.
     fn cut_queues(&self, first: u16) {
         let cut = {
             let mut queues = self.queues.lock();
             let cut = queues.split_off(&first);
+            // Silenced before the controller ceases to be ready: a command that arrives in between
+            // must not be refused for good, because its host would repeat it on a new connection.
+            for queue in cut.values() {
+                queue.silence();
+            }
+            self.ready.store(false, Ordering::Release);
             // Counted under the lock: a connection that then finds its queue gone decrements the
             // count. Admin commands complete immediately, so they leave nothing in flight.
             self.orphaned.add(cut.keys().filter(|&&qid| qid != 0).count());

@@ -77,13 +77,16 @@ impl Connection {
     ) {
         let block = BlockCommand::parse(command).range.start();
         let status = if self.is_cut_off(command, status) { status.dnr() } else { status };
-        self.with_controller(|controller, queue| {
+        let answered = self.with_controller(|controller, queue| {
             controller.record_error(queue.qid, command, status, block, 0);
             if status.sct() == sct::MEDIA && status.code() != Status::COMPARE_FAILURE {
                 queue.counters.media_error();
             }
+            controller.may_refuse(queue)
         });
-        self.respond(Cqe::with_result(command.cid.get(), status, result.into()));
+        if answered != Some(false) {
+            self.respond(Cqe::with_result(command.cid.get(), status, result.into()));
+        }
         self.release(payload);
     }
 

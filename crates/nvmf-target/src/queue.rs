@@ -108,9 +108,15 @@ impl ControllerQueue {
         self.admitted.iter().all(|admitted| admitted.load(Acquire) == 0)
     }
 
+    /// From now on no command is executed, and none is refused either: the connection is about to
+    /// end, and the host learns from that.
+    pub(super) fn silence(&self) {
+        self.open.store(false, Release);
+    }
+
     /// Deletes the queue, which ends its connection.
     pub(super) fn close(&self) {
-        self.open.store(false, Relaxed);
+        self.silence();
         self.connection.hang_up();
     }
 }

@@ -41,9 +41,14 @@ impl Connection {
         self.answer(&command, reply.flatten(), payload);
     }
 
-    /// Sends the reply, if there is one, and ends the command.
+    /// Sends the reply, if there is one, and ends the command. A failure is not answered once the
+    /// controller is gone: a host may remove a namespace that it could not identify.
     pub(super) fn answer(&self, command: &Sqe, reply: Option<CommandReply>, payload: usize) {
-        if let Some(CommandReply { status, result, data }) = reply {
+        let is_answered = |reply: &CommandReply| {
+            let may = self.with_controller(|controller, queue| controller.may_refuse(queue));
+            reply.status.is_success() || may != Some(false)
+        };
+        if let Some(CommandReply { status, result, data }) = reply.filter(is_answered) {
             let completion = Cqe::with_result(command.cid.get(), status, result);
             match data {
                 Some(data) if !data.is_empty() => {

@@ -196,6 +196,31 @@ fn keep_alive_expiry_destroys_controller() {
     assert_eq!(target.controllers(), 0);
 }
 
+/// A command that arrives on another core while its controller ends is not refused for good: its
+/// host would report an error instead of repeating the command on its next connection.
+#[test]
+fn commands_of_ending_controllers_are_not_refused() {
+    let target = target();
+    for round in 0..2000 {
+        let host = TestHost::connect(&target, &volume());
+        let io = Attempt::io(host.id(), 1).send(&target).unwrap();
+        let controller = host.controller().clone();
+        std::thread::scope(|scope| {
+            let watching = scope.spawn(|| {
+                while controller.is_ready() {
+                    std::hint::spin_loop();
+                }
+                controller.may_refuse(&io.queue)
+            });
+            match round % 2 {
+                0 => drop(host.set_cc(enabled().with_enable(0))),
+                _ => controller.destroy("test"),
+            }
+            assert!(!watching.join().unwrap(), "round {round}");
+        });
+    }
+}
+
 #[test]
 fn namespace_changes_leave_snapshots_intact() {
     let target = target();
