@@ -1,5 +1,7 @@
 //! Memory and work bounds of this crate, with their arithmetic.
 
+use std::time::Duration;
+
 /// Allocation unit of a memory device, in bytes. A first write of 4 KiB allocates this much. A lock
 /// covers this much, so a copy under it lasts some microseconds.
 pub const MEMORY_CHUNK_BYTES: u64 = 64 << 10;
@@ -26,6 +28,9 @@ pub const BOUNCE_WAIT_MS: u64 = 5_000;
 /// Interval at which a file device in use compares its size with its file's, in milliseconds:
 /// one system call of 0.3 µs per interval.
 pub const SIZE_CHECK_MS: u64 = 10;
+
+/// Shortest time between two lines of the log about failed calls of one file or disk.
+pub const FAILURE_LOG_PERIOD: Duration = Duration::from_secs(10);
 
 /// Largest range per call that deallocates or zeroes file space, in bytes: a system call cannot be
 /// interrupted, so none may last for minutes.

@@ -20,6 +20,7 @@
 //! sector.
 
 mod extents;
+mod failures;
 mod open;
 mod sync;
 mod zero;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use flagstone_runtime::fs::{File, PunchMode};
 use flagstone_runtime::{Buf, BufMut, buf, time};
 
+use self::failures::{FailedCall, FailureLog};
 pub use self::open::FileOptions;
 use self::sync::SyncGroup;
 use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS, EXTENTS_MAX, SIZE_CHECK_MS};
@@ -45,6 +47,7 @@ pub struct FileDevice(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     file: Arc<File>,
+    failures: Arc<FailureLog>,
     /// Geometry at open, except for the size: the larger of the two that follow.
     opened: Geometry,
     /// Size at open or at the last refresh. A shorter file is poisoned.
@@ -71,6 +74,7 @@ impl FileDevice {
         let (file, geometry) = open::open(path.as_ref(), options)?;
         Ok(Arc::new(FileDevice(Arc::new(Inner {
             file: Arc::new(file),
+            failures: Arc::new(FailureLog::new(path.as_ref())),
             opened: geometry,
             size_bytes: AtomicU64::new(geometry.size_bytes),
             exposed_bytes: AtomicU64::new(0),
@@ -139,7 +143,8 @@ impl Inner {
     fn shrunk(&self) {
         if !self.sync.is_poisoned() {
             let (size_bytes, now) = (self.size_bytes.load(Ordering::Acquire), self.file.size_now());
-            tracing::error!(size_bytes, ?now, "a file or disk became shorter while in use");
+            let path = self.failures.path().display();
+            tracing::error!(%path, size_bytes, ?now, "a file or disk became shorter while in use");
         }
         self.sync.poison();
     }
@@ -167,7 +172,7 @@ impl Inner {
         match result {
             Ok(count) if count == len => Ok(buf),
             Ok(count) => self.read_on(offset, buf, count).await,
-            Err(error) => Err(IoError::from_os(&error, false)),
+            Err(error) => Err(self.failures.failed(read_of(offset, len), &error)),
         }
     }
 
@@ -190,7 +195,10 @@ impl Inner {
             match result {
                 Ok(0) => return Err(self.read_ended(offset + filled as u64)),
                 Ok(count) => filled += count,
-                Err(error) => return Err(IoError::from_os(&error, false)),
+                Err(error) => {
+                    let rest = read_of(offset + filled as u64, buf.len() - filled);
+                    return Err(self.failures.failed(rest, &error));
+                }
             }
         }
         Ok(buf)
@@ -214,8 +222,9 @@ impl Inner {
         // Through the page cache, the failure of a durable write may belong to an earlier write,
         // which the kernel reports only once. Only the shared sync reports it to all waiters.
         let durable = fua && self.file.info().direct;
+        let call = FailedCall::Write { offset, len: data.len() as u64 };
         if let Err(error) = self.file.write_at(data, offset, durable).await {
-            let error = IoError::from_os(&error, true);
+            let error = self.failures.failed(call, &error);
             if durable && error == IoError::WriteFault {
                 self.sync.poison();
             }
@@ -226,8 +235,10 @@ impl Inner {
 
     async fn flush(&self) -> Result<(), IoError> {
         self.check_size();
-        let file = self.file.clone();
-        let sync = async move || file.sync().await;
+        let (file, failures) = (self.file.clone(), self.failures.clone());
+        let sync = async move || {
+            file.sync().await.map_err(|error| failures.failed(FailedCall::Sync, &error))
+        };
         SyncGroup::sync(&self.sync, sync).await
     }
 
@@ -240,6 +251,10 @@ impl Inner {
         }
         self.punch(offset, len, PunchMode::Deallocate).await.map(drop)
     }
+}
+
+fn read_of(offset: u64, len: usize) -> FailedCall {
+    FailedCall::Read { offset, len: len as u64 }
 }
 
 /// Memory with the alignment for O_DIRECT, waiting for it for a bounded time.

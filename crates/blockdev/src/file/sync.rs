@@ -6,7 +6,6 @@
 //! side effect, many flushes cost one sync.
 
 use std::future::poll_fn;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
@@ -55,7 +54,7 @@ impl SyncGroup {
     /// The error of the sync, or [`IoError::Poisoned`] if an earlier one failed.
     pub(super) async fn sync(
         group: &Arc<SyncGroup>,
-        sync: impl AsyncFn() -> io::Result<()> + 'static,
+        sync: impl AsyncFn() -> Result<(), IoError> + 'static,
     ) -> Result<(), IoError> {
         if group.is_poisoned() {
             return Err(IoError::Poisoned);
@@ -123,14 +122,10 @@ impl State {
 }
 
 /// Syncs while there are callers.
-async fn run(group: Arc<SyncGroup>, sync: impl AsyncFn() -> io::Result<()>) {
+async fn run(group: Arc<SyncGroup>, sync: impl AsyncFn() -> Result<(), IoError>) {
     let mut watch = Watch { group: &group, unfinished: true };
     loop {
-        let result = sync().await.map_err(|error| IoError::from_os(&error, true));
-        if let Err(error) = result {
-            tracing::error!("sync failed: {error}; the device must be reopened");
-        }
-        if !group.finish(result) {
+        if !group.finish(sync().await) {
             break;
         }
     }
@@ -167,17 +162,17 @@ mod tests {
     #[derive(Clone, Default)]
     struct Fake {
         begun: Rc<Cell<usize>>,
-        results: Rc<RefCell<VecDeque<io::Result<()>>>>,
+        results: Rc<RefCell<VecDeque<Result<(), IoError>>>>,
         given: Rc<Notify>,
     }
 
     impl Fake {
-        async fn call(&self) -> io::Result<()> {
+        async fn call(&self) -> Result<(), IoError> {
             self.begun.set(self.begun.get() + 1);
             self.given.wait_for(|| self.results.borrow_mut().pop_front()).await
         }
 
-        fn give(&self, result: io::Result<()>) {
+        fn give(&self, result: Result<(), IoError>) {
             self.results.borrow_mut().push_back(result);
             self.given.notify();
         }
@@ -192,10 +187,6 @@ mod tests {
         for _ in 0..10 {
             task::yield_now().await;
         }
-    }
-
-    fn eio() -> io::Error {
-        io::Error::from_raw_os_error(5)
     }
 
     #[test]
@@ -231,7 +222,7 @@ mod tests {
             settle().await;
             let second = fake.flush(&group);
             settle().await;
-            fake.give(Err(eio()));
+            fake.give(Err(IoError::WriteFault));
             assert_eq!(first.await, Ok(Err(IoError::WriteFault)));
             assert_eq!(second.await, Ok(Err(IoError::Poisoned)));
             assert_eq!(fake.flush(&group).await, Ok(Err(IoError::Poisoned)));
@@ -248,7 +239,7 @@ mod tests {
             settle().await;
             flush.abort();
             settle().await;
-            fake.give(Err(eio()));
+            fake.give(Err(IoError::WriteFault));
             settle().await;
             assert!(group.is_poisoned());
         })

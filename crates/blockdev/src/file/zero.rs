@@ -7,6 +7,7 @@ use flagstone_runtime::buf;
 use flagstone_runtime::fs::PunchMode;
 
 use super::Inner;
+use super::failures::FailedCall;
 use crate::limits::{PUNCH_BYTES, ZERO_PIECE_BYTES};
 use crate::pieces::pieces;
 use crate::{IoError, ZeroFlags};
@@ -58,7 +59,10 @@ impl Inner {
                     unable.store(true, Ordering::Relaxed);
                     return Ok(false);
                 }
-                Err(error) => return Err(IoError::from_os(&error, true)),
+                Err(error) => {
+                    let call = FailedCall::Zero { offset: piece.offset, len: piece.len };
+                    return Err(self.failures.failed(call, &error));
+                }
             }
         }
         Ok(true)
