@@ -195,8 +195,8 @@ fn published_experiments_are_judged() {
         verdicts(&alone),
         [
             ["as-predicted", "limit", "volume"],
-            ["as-predicted", "latency", "volume"],
-            ["as-predicted", "latency", "volume"]
+            ["as-predicted", "likely-latency", "volume"],
+            ["as-predicted", "likely-latency", "volume"]
         ]
     );
     let mirrored = explained(&format!("{outputs}/experiment-a-mirror.json {ssd}"));

@@ -73,6 +73,9 @@ impl Case<'_, '_> {
         let hypotheses = match verdict {
             JudgmentVerdict::Above => self.why_more(bottleneck, first, &mut causes),
             JudgmentVerdict::Below => self.why_less(bottleneck),
+            JudgmentVerdict::AsPredicted if bottleneck.is_undecided() => {
+                self.fitting_caps(self.given)
+            }
             JudgmentVerdict::AsPredicted => Vec::new(),
         };
         (causes, hypotheses)

@@ -69,7 +69,8 @@ impl Case<'_, '_> {
         };
         let (read, write) = (&self.measured.read, &self.measured.write);
         let same = |observation: &&crate::catalog::Observation| {
-            observation.kind == given.kind
+            observation.measured
+                && observation.kind == given.kind
                 && observation.size_gb.is_none_or(|other| (other / size - 1.0).abs() <= TOLERANCE)
                 && observation.disks.unwrap_or(1) == given.disks
         };

@@ -52,12 +52,11 @@ pub enum JudgmentVerdict {
 pub enum Bottleneck {
     /// An enforced limit: the first of `limits`.
     Limit,
-    /// Latency: the queue was full and each I/O took its time, as long as the rule of the type says
-    /// or as results at several depths show.
+    /// Latency: the queue was full and each I/O took its time, as results at several depths show.
     Latency,
     /// Latency, or a cap that the catalog does not have: undecided by one result at one depth.
     LatencyOrCap,
-    /// As before, but the spread of the result makes a latency probable.
+    /// As before, but the spread of the result, or the rule of the type, makes a latency probable.
     LikelyLatency,
     /// As before, but the spread of the result makes a cap probable.
     LikelyCap,
@@ -305,17 +304,17 @@ impl Case<'_, '_> {
             (None, None) => Bottleneck::NotKnown,
             // Without latency, a full queue cannot be confirmed.
             (None, Some(_)) if self.measured.throttled_by.is_some() => Bottleneck::Job,
-            _ if self.latency_is_expected() => Bottleneck::Latency,
             _ => match self.measured.spread.likely(self.in_flight) {
                 Some(Likely::Cap) => Bottleneck::LikelyCap,
                 Some(Likely::Latency) => Bottleneck::LikelyLatency,
+                None if self.latency_is_expected() => Bottleneck::LikelyLatency,
                 None => Bottleneck::LatencyOrCap,
             },
         }
     }
 
-    /// Returns true if the job's engine or the rule of the type explains the latency. A longer one
-    /// may be time spent waiting for a cap.
+    /// Returns true if the job's engine or the rule of the type explains the latency. A cap may
+    /// happen to give the same one, and a longer one may be time spent waiting for a cap.
     fn latency_is_expected(&self) -> bool {
         let rule = self.latency_us.zip(self.rule_us);
         self.measured.one_at_a_time.is_some()

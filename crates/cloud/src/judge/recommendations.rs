@@ -15,6 +15,11 @@ impl Case<'_, '_> {
             (JudgmentVerdict::Above, Bottleneck::Limit) => self.to_be_sure(),
             (_, Bottleneck::Limit) => self.against_limit(limits),
             (_, Bottleneck::Latency) => self.against_latency(verdict),
+            (_, Bottleneck::LikelyLatency) => {
+                let mut out = self.runs_that_decide();
+                out.extend(self.against_latency(verdict));
+                out
+            }
             (_, undecided) if undecided.is_undecided() => self.to_tell_latency_from_cap(verdict),
             (_, Bottleneck::Cpu) => self.against_cpu(),
             (_, Bottleneck::Job) => self.against_idleness(),
@@ -69,8 +74,8 @@ impl Case<'_, '_> {
         out
     }
 
-    /// The runs that distinguish a latency from a cap, instead of advice for one of them.
-    fn to_tell_latency_from_cap(&self, verdict: JudgmentVerdict) -> Vec<Recommendation> {
+    /// The runs that distinguish a latency from a cap.
+    fn runs_that_decide(&self) -> Vec<Recommendation> {
         let mut out = Vec::new();
         let twice = self.workload.in_flight().map(|in_flight| 2 * in_flight);
         let twice = twice.filter(|in_flight| *in_flight <= u64::from(MAX_DEPTH));
@@ -79,6 +84,12 @@ impl Case<'_, '_> {
         if bytes <= MAX_BLOCK_BYTES {
             out.push(Recommendation::OtherBlocks { bytes });
         }
+        out
+    }
+
+    /// The runs that decide, instead of advice for a latency or a cap.
+    fn to_tell_latency_from_cap(&self, verdict: JudgmentVerdict) -> Vec<Recommendation> {
+        let mut out = self.runs_that_decide();
         out.push(Recommendation::CheckConfiguration);
         let slow = verdict == JudgmentVerdict::Below;
         out.extend(slow.then_some(Recommendation::ShorterPath));
