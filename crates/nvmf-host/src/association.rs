@@ -79,7 +79,8 @@ impl Association {
 
     /// Connects once.
     pub(super) async fn connect(&self) -> Result<ControllerLink, HostError> {
-        let link = ControllerLink::connect(&self.params, self.admission.clone());
+        let link =
+            ControllerLink::connect(&self.params, self.params.options.nsid, self.admission.clone());
         time::timeout(self.params.options.connect_timeout, link).await?
     }
 

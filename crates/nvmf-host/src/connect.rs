@@ -14,8 +14,9 @@ use flagstone_nvme::command::fabrics::{
 };
 use flagstone_nvme::event::EventMask;
 use flagstone_nvme::feature::{FeatureId, NumberOfQueues};
+use flagstone_nvme::identify::namespace::NO_VOLATILE_CACHE;
 use flagstone_nvme::identify::{
-    Cns, IdentifyController, IdentifyNamespace, NamespaceList, NvmController,
+    Cns, IdentifyController, IdentifyNamespace, IndependentNamespace, NamespaceList, NvmController,
 };
 use flagstone_nvme::limits::{CONNECT_DATA_BYTES, IDENTIFY_BYTES, NAMESPACE_ID_MAX};
 use flagstone_nvme::property::{
@@ -375,7 +376,23 @@ impl AdminController {
         let identify: IdentifyNamespace =
             self.identify("Identify Namespace", Cns::NAMESPACE, nsid).await?;
         let limits = self.limits().await?;
-        controller.namespace(nsid, &identify, &limits)
+        let mut shape = controller.namespace(nsid, &identify, &limits)?;
+        shape.geometry.volatile_cache &= !self.is_without_cache(nsid).await?;
+        Ok(shape)
+    }
+
+    /// True if the namespace reports no volatile write cache, although its controller has one for
+    /// others. Such a namespace may come and go, which must not change this one.
+    async fn is_without_cache(&self, nsid: u32) -> Result<bool, HostError> {
+        if self.version.major() < 2 {
+            return Ok(false);
+        }
+        let what = "Identify Namespace of all command sets";
+        match self.identify::<IndependentNamespace>(what, Cns::INDEPENDENT_NAMESPACE, nsid).await {
+            Ok(namespace) => Ok(namespace.features & NO_VOLATILE_CACHE != 0),
+            Err(HostError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Limits of the NVM command set; no limits for older controllers.

@@ -66,6 +66,10 @@ impl RemoteDevice {
         self.shape.nsid
     }
 
+    pub(super) fn shape(&self) -> &NamespaceShape {
+        &self.shape
+    }
+
     /// Disconnects gracefully on every core: awaits calls in flight, shuts down the controllers,
     /// closes the connections. Later calls fail with [`IoError::Unreachable`]. Takes bounded time,
     /// whatever the target does.

@@ -225,6 +225,11 @@ impl DiscardLimits {
 }
 
 impl NamespaceShape {
+    /// True if `other`, seen over another path, is this namespace.
+    pub(super) fn is_also(&self, other: &NamespaceShape) -> bool {
+        (self.nsid, self.identity) == (other.nsid, other.identity)
+    }
+
     /// Checks that `now`, seen over a new connection, is compatible with this namespace. It may
     /// have grown.
     pub(super) fn check_still(&self, now: &NamespaceShape) -> Result<(), HostError> {

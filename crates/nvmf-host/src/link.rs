@@ -33,22 +33,24 @@ pub(super) struct ControllerLink {
 }
 
 impl ControllerLink {
-    /// Connects, bounded by the caller's timeout.
+    /// Connects to namespace `nsid`, or to the first one, bounded by the caller's timeout.
     pub(super) async fn connect(
         params: &ConnectParams,
+        nsid: Option<u32>,
         admission: Rc<CommandQueue>,
     ) -> Result<ControllerLink, HostError> {
         let admin = Rc::new(AdminController::connect(params, admission).await?);
-        let link = ControllerLink::set_up(params, &admin).await;
+        let link = ControllerLink::set_up(params, nsid, &admin).await;
         link.map_err(|error| admin.end.explain(error))
     }
 
     async fn set_up(
         params: &ConnectParams,
+        nsid: Option<u32>,
         admin: &Rc<AdminController>,
     ) -> Result<ControllerLink, HostError> {
         let controller = admin.controller().await?;
-        let shape = admin.namespace(&controller, params.options.nsid).await?;
+        let shape = admin.namespace(&controller, nsid).await?;
         let mut tasks = Vec::new();
         if admin.subscribe(controller.events).await? {
             let watch = watch_events(admin.clone(), controller, shape);

@@ -11,6 +11,7 @@ use flagstone_runtime::net::Address;
 use flagstone_runtime::time::Backoff;
 use flagstone_runtime::{Buf, BufMut, buf, spawn_detached, time};
 
+use super::identify_data::NamespaceShape;
 use super::{HostError, HostOptions, RemoteDevice};
 use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
 
@@ -30,7 +31,8 @@ use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
 pub struct MultipathDevice(Arc<Paths>);
 
 struct Paths {
-    geometry: Geometry,
+    /// The namespace as the first path reported it; its size is the smallest of all paths.
+    shape: NamespaceShape,
     paths: Vec<Path>,
     current: AtomicUsize,
     timeout: Duration,
@@ -56,20 +58,22 @@ impl MultipathDevice {
         let options =
             HostOptions { loss_timeout: Duration::ZERO, target_is_durable: true, ..options };
         let mut failure = HostError::Options("a namespace needs at least one address");
-        let mut geometry = None;
+        let mut shape: Option<NamespaceShape> = None;
         let mut paths = Vec::with_capacity(addresses.len());
         for address in addresses {
             let device = OnceLock::new();
-            match RemoteDevice::connect(address.clone(), subnqn, options.clone()).await {
+            let options = options_of(&options, shape.as_ref());
+            match RemoteDevice::connect(address.clone(), subnqn, options).await {
                 Ok(found) => {
-                    let first = geometry.get_or_insert(found.geometry());
-                    if !leads_to(first, &found.geometry()) {
+                    let first = shape.get_or_insert(*found.shape());
+                    if !leads_to(first, found.shape()) {
                         return Err(HostError::Options(
                             "the addresses lead to different namespaces",
                         ));
                     }
                     // While the namespace grows, paths may report different sizes.
-                    first.size_bytes = first.size_bytes.min(found.geometry().size_bytes);
+                    let size_bytes = &mut first.geometry.size_bytes;
+                    *size_bytes = (*size_bytes).min(found.geometry().size_bytes);
                     device.get_or_init(|| found);
                 }
                 Err(error) => {
@@ -79,13 +83,14 @@ impl MultipathDevice {
             }
             paths.push(Path { address, device });
         }
-        let geometry = geometry.ok_or(failure)?;
+        let shape = shape.ok_or(failure)?;
         let current = AtomicUsize::new(0);
-        let inner = Arc::new(Paths { geometry, paths, current, timeout });
+        let inner = Arc::new(Paths { shape, paths, current, timeout });
         for index in 0..inner.paths.len() {
             if inner.paths[index].device.get().is_none() {
                 let (inner, subnqn) = (Arc::downgrade(&inner), *subnqn);
-                spawn_detached(reconnect(inner, index, subnqn, options.clone()));
+                let options = options_of(&options, Some(&shape));
+                spawn_detached(reconnect(inner, index, subnqn, options));
             }
         }
         Ok(Arc::new(MultipathDevice(inner)))
@@ -100,9 +105,15 @@ impl MultipathDevice {
     }
 }
 
+/// Options of a further path: the first namespace of another path may be another one.
+fn options_of(options: &HostOptions, shape: Option<&NamespaceShape>) -> HostOptions {
+    HostOptions { nsid: shape.map(|shape| shape.nsid).or(options.nsid), ..options.clone() }
+}
+
 /// True if a path leads to the same namespace, which may have grown.
-fn leads_to(geometry: &Geometry, found: &Geometry) -> bool {
-    Geometry { size_bytes: 0, ..*geometry } == Geometry { size_bytes: 0, ..*found }
+fn leads_to(shape: &NamespaceShape, found: &NamespaceShape) -> bool {
+    let sizeless = |shape: &NamespaceShape| Geometry { size_bytes: 0, ..shape.geometry };
+    shape.is_also(found) && sizeless(shape) == sizeless(found)
 }
 
 /// Retries a path until it connects or the device is dropped.
@@ -116,8 +127,8 @@ async fn reconnect(inner: Weak<Paths>, index: usize, subnqn: Nqn, options: HostO
         let Some(inner) = inner.upgrade() else { return };
         match found {
             Ok(found)
-                if leads_to(&inner.geometry, &found.geometry())
-                    && found.geometry().size_bytes >= inner.geometry.size_bytes =>
+                if leads_to(&inner.shape, found.shape())
+                    && found.geometry().size_bytes >= inner.shape.geometry.size_bytes =>
             {
                 tracing::info!(%address, "path connected");
                 inner.paths[index].device.get_or_init(|| found);
@@ -162,7 +173,7 @@ impl Paths {
 
 impl BlockDevice for MultipathDevice {
     fn geometry(&self) -> Geometry {
-        self.0.geometry
+        self.0.shape.geometry
     }
 
     fn must_reopen(&self) -> bool {

@@ -97,7 +97,10 @@ impl Supervisor {
                     self.pauses = Some(Backoff::new(min, max.max(min)));
                 }
             }
-            let attempt = ControllerLink::connect(&self.params, self.admission.clone());
+            // The first namespace may be another one by now: after a restart, the target serves
+            // the namespaces whose devices are already open.
+            let nsid = Some(self.shape.nsid);
+            let attempt = ControllerLink::connect(&self.params, nsid, self.admission.clone());
             let error = match time::timeout(options.connect_timeout, attempt).await {
                 Ok(Ok(link)) => match self.shape.check_still(&link.shape) {
                     Ok(()) => {

@@ -8,8 +8,8 @@ use flagstone_nvme::identify::controller::{
     attributes, controller_type, log_attributes, multipath, optional_io, sgl_support, write_cache,
 };
 use flagstone_nvme::identify::namespace::{
-    OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, THIN, WRITE_PROTECTED, ZEROES_DEALLOCATE,
-    reservation_capabilities as rescap,
+    NO_VOLATILE_CACHE, OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, THIN, WRITE_PROTECTED,
+    ZEROES_DEALLOCATE, reservation_capabilities as rescap,
 };
 use flagstone_nvme::identify::{
     Cns, CommandSets, ControllerList, DescriptorWriter, IdentifyController, IdentifyNamespace,
@@ -36,9 +36,6 @@ use crate::limits::{
 pub(super) const ANA_GROUP: u32 = 1;
 /// Identifier of the controller that receives the command.
 const THIS_CONTROLLER: u16 = 0xffff;
-/// NSFEAT bit 5 of the command set independent structure (VWCNP): the namespace has no volatile
-/// write cache although its controller reports one, so it needs no flushes.
-const NO_VOLATILE_CACHE: u8 = 1 << 5;
 /// DCTYPE: direct discovery controller.
 const DIRECT_DISCOVERY: u8 = 1;
 /// FRMW: one firmware slot, read-only.

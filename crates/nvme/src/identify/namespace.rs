@@ -59,7 +59,8 @@ wire! {
 
     /// I/O Command Set Independent Identify Namespace (CNS 08h, Base 5.1.13.2.8).
     pub struct IndependentNamespace [4096] {
-        /// NSFEAT: bit 3, identifiers are never reused; bit 4, rotational media.
+        /// NSFEAT: bit 3, identifiers are never reused; bit 4, rotational media; bit 5, see
+        /// [`NO_VOLATILE_CACHE`].
         0 => pub features: u8;
         1 => pub sharing: u8, "NMIC: bit 0, may be attached to several controllers.";
         2 => pub _unused2: [u8; 2];
@@ -105,6 +106,9 @@ pub const ZEROES_DEALLOCATE: u8 = 1 << 3;
 pub const SHARED: u8 = 1;
 /// NSATTR bit 0: the namespace is write protected.
 pub const WRITE_PROTECTED: u8 = 1;
+/// NSFEAT bit 5 of [`IndependentNamespace`], VWCNP: the namespace has no volatile write cache,
+/// although its controller may have one for others.
+pub const NO_VOLATILE_CACHE: u8 = 1 << 5;
 /// NSTAT bit 0 of [`IndependentNamespace`]: the namespace is ready.
 pub const READY: u8 = 1;
 

@@ -44,6 +44,11 @@ pub fn subnqn() -> Nqn {
     Nqn::new("nqn.2024-01.example:volume").unwrap()
 }
 
+/// Namespace whose identifier follows from its UUID, which is `id` repeated.
+pub fn namespace(id: u8, device: SharedDevice) -> NamespaceConfig {
+    NamespaceConfig { nsid: Some(id.into()), device, uuid: [id; 16], read_only: false }
+}
+
 /// Options that detect failures quickly but tolerate a busy machine.
 pub fn options() -> HostOptions {
     HostOptions {
@@ -74,8 +79,7 @@ impl Server {
             keys: Default::default(),
         };
         target.add_subsystem(subsystem).unwrap();
-        let namespace = NamespaceConfig { nsid: None, device, uuid: [7; 16], read_only: false };
-        target.add_namespace(&subnqn(), namespace).unwrap();
+        target.add_namespace(&subnqn(), namespace(7, device)).unwrap();
         let mut server = Server { target, address: at.clone(), accept: RefCell::new(None) };
         server.address = server.listen(at);
         server
