@@ -56,6 +56,13 @@ impl ConnectRefusal {
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
         ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
 
+    /// The controller of an I/O queue does not exist, mostly because it has just ended, and its host
+    /// does not know yet: without Do Not Retry, after which hosts give the whole subsystem up.
+    pub(crate) fn controller_gone() -> ConnectRefusal {
+        let status = Status::CONNECT_INVALID_PARAMETERS;
+        ConnectRefusal { status, ..ConnectField::ControllerId.into() }
+    }
+
     /// The generated PSK of the connection has ended. The host makes another one.
     pub(crate) fn psk_ended() -> ConnectRefusal {
         let reason = Some(FailureReason::PskEnded);
@@ -255,7 +262,7 @@ fn io_controller(
     if subsystem.kind == SubsystemKind::Discovery || qid > target.config().max_io_queues {
         return Err(ConnectField::Qid.into());
     }
-    let controller = subsystem.controller(wanted).ok_or(ConnectField::ControllerId)?;
+    let controller = subsystem.controller(wanted).ok_or_else(ConnectRefusal::controller_gone)?;
     if controller.host.nqn != host.nqn {
         return Err(ConnectField::HostNqn.into());
     }

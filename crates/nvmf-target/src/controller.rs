@@ -412,7 +412,7 @@ impl Controller {
     /// Adds a queue.
     ///
     /// # Errors
-    /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or
+    /// [`ConnectRefusal::QUEUE_IN_USE`]; [`ConnectRefusal::controller_gone`]; Command Sequence Error
     /// when an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an
     /// I/O queue without the TLS that its controller needs; [`FailureReason::PskEnded`].
     pub(super) fn attach(
@@ -463,6 +463,11 @@ impl Controller {
         } else {
             self.orphaned.remove_one();
         }
+    }
+
+    /// True if every queue has answered its last command.
+    pub(super) fn has_answered(&self) -> bool {
+        self.queues.lock().values().all(|queue| queue.has_answered())
     }
 
     /// True if it has I/O queues.

@@ -138,8 +138,8 @@ fn connect_checks_every_field() {
         (|a| a.command.qid = U16::new(129), invalid(ConnectField::Qid)),
         (|a| a.command.qid = U16::new(u16::MAX), invalid(ConnectField::Qid)),
         (|a| a.data.subnqn = Nqn::discovery().to_field(), invalid(ConnectField::Qid)),
-        (|a| a.data.controller_id = U16::new(u16::MAX), invalid(ConnectField::ControllerId)),
-        (|a| a.data.controller_id = U16::new(999), invalid(ConnectField::ControllerId)),
+        (|a| a.data.controller_id = U16::new(u16::MAX), ConnectRefusal::controller_gone()),
+        (|a| a.data.controller_id = U16::new(999), ConnectRefusal::controller_gone()),
         (|a| a.data.hostnqn = Nqn::from_uuid([8; 16]).to_field(), invalid(ConnectField::HostNqn)),
         (|a| a.data.host_id = [8; 16], invalid(ConnectField::HostId)),
     ];
@@ -283,7 +283,10 @@ fn admin_queue_end_closes_io_queues() {
     let id = host.id();
     drop(host);
     assert!(!io.queue.is_open() && !attempt.line.is_up());
-    assert_eq!(Attempt::io(id, 2).send(&target).unwrap_err(), invalid(ConnectField::ControllerId));
+    // A host that does not know yet may try again, with another controller.
+    let refusal = Attempt::io(id, 2).send(&target).unwrap_err();
+    assert_eq!(refusal, ConnectRefusal::controller_gone());
+    assert!(!refusal.status.is_dnr());
     assert_eq!(target.controllers(), 0);
 }
 
