@@ -421,9 +421,12 @@ impl Controller {
         channel: ChannelProof<'_>,
     ) -> Result<(), ConnectRefusal> {
         let mut queues = self.queues.lock();
-        // Checked under the lock: a later reset or end finds the queue here.
+        // Both are checked under the lock: a later reset or end finds the queue here.
         let ready = queue.qid == 0 || self.is_ready();
-        if !ready || self.gone.load(Ordering::Acquire) {
+        if self.gone.load(Ordering::Acquire) {
+            return Err(ConnectRefusal::controller_gone());
+        }
+        if !ready {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr().into());
         }
         if queues.contains_key(&queue.qid) {

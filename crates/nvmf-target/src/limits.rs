@@ -78,6 +78,13 @@ pub(crate) const TLS_HANDSHAKES: usize = 128;
 /// See [`TLS_HANDSHAKES`].
 pub(crate) const TLS_HANDSHAKES_PER_SOURCE: usize = 32;
 
+/// How long a connection of a server that stops waits for the commands of its controller's other
+/// queues; less than the server waits for all connections.
+pub(crate) const ANSWERED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval at which it checks for their end.
+pub(crate) const ANSWERED_PERIOD: Duration = Duration::from_millis(1);
+
 /// Interval at which a connection's progress is checked.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
 

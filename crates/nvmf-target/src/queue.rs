@@ -35,6 +35,8 @@ pub(crate) struct ControllerQueue {
     /// Host of the queue.
     pub(crate) host: HostId,
     open: AtomicBool,
+    /// The server stops, and all commands have been answered.
+    answered: AtomicBool,
     /// Admitted commands (their namespace was found) that have not completed, by the phase in which
     /// they were admitted. Only one core writes it, so counting needs no locked instruction.
     admitted: [AtomicU64; 2],
@@ -62,6 +64,7 @@ impl ControllerQueue {
             counters: IoCounters::default(),
             host,
             open: AtomicBool::new(true),
+            answered: AtomicBool::new(false),
             admitted: Default::default(),
             phase: AtomicU8::new(0),
             connection,
@@ -72,6 +75,16 @@ impl ControllerQueue {
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Relaxed)
+    }
+
+    /// The server stops, and the last command has been answered.
+    pub(super) fn set_answered(&self) {
+        self.answered.store(true, Release);
+    }
+
+    /// True after [`ControllerQueue::set_answered`].
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered.load(Acquire)
     }
 
     /// Counts an admitted command that did not complete immediately. Only on the queue's core.

@@ -14,6 +14,7 @@ use flagstone_nvme::pdu::{Digests, InitializeRequest};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{Sqe, Status, Wire};
 use flagstone_nvmf_target::TargetConfig;
+use flagstone_runtime::net::Stream;
 use flagstone_runtime::{io_engine_name, spawn, time};
 
 use support::client::range;
@@ -366,6 +367,49 @@ fn drain_completes_commands_in_flight() {
         host.io.closed().await;
         drop(host);
         server.is_sound().await;
+    });
+}
+
+/// Regression: a controller ended with its idle admin queue, and its I/O queues with it, so that
+/// their hosts repeated commands that had been executed. A repeated compare and write fails.
+#[test]
+fn drain_of_all_queues_completes_commands_in_flight() {
+    on_each_driver(async || {
+        let server = Server::new();
+        server.keeps_last.set(true);
+        let options = Options::default();
+        let mut streams = Vec::new();
+        let mut keep = || streams.push(server.last.borrow_mut().take().unwrap());
+        let (mut admin, id) = Host::admin(&server, &options).await;
+        keep();
+        let mut queues = Vec::new();
+        for qid in [1, 2] {
+            let mut queue = Client::initialized(&server, &options).await;
+            assert_eq!(queue.connect(&options, qid, id).await.status(), Status::SUCCESS);
+            keep();
+            queues.push(queue);
+        }
+        server.gate.close();
+        let data = pattern(3, 4096);
+        for cid in 0..20 {
+            let pdu = queues[0].capsule(&write(cid, u64::from(cid) * 8, &data), &data);
+            queues[0].send(&pdu).await;
+        }
+        eventually("all are under way", || server.gate.inside() == 20).await;
+        server.target.drain();
+        streams.iter().for_each(Stream::shutdown_receiving);
+        time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(server.target.controllers(), 1);
+        server.gate.open();
+        for _ in 0..20 {
+            assert_eq!(queues[0].response().await.status(), Status::SUCCESS);
+        }
+        for client in queues.iter_mut().chain([&mut admin]) {
+            client.closed().await;
+        }
+        drop((streams, queues, admin));
+        server.keeps_last.set(false);
+        eventually("the controller has ended", || server.target.controllers() == 0).await;
     });
 }
 

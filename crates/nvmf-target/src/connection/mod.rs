@@ -50,7 +50,9 @@ use flagstone_runtime::{spawn, sync, task, time};
 
 use super::queue::{AdmissionPhase, CommandInFlight};
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
-use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
+use crate::limits::{
+    ANSWERED_PERIOD, ANSWERED_TIMEOUT, HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD,
+};
 pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
@@ -358,8 +360,12 @@ impl Connection {
             self.tx.finish();
         }
         self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
+        let violation = matches!(end, ConnectionEnd::Violation { .. });
+        if self.target.is_draining() && !violation {
+            self.wait_for_other_queues().await;
+        }
         self.tx.finish();
-        if matches!(end, ConnectionEnd::Violation { .. }) {
+        if violation {
             // The peer reads the reason and closes. Anything it still sends is discarded.
             let drained = async {
                 self.tx.drained().await;
@@ -374,6 +380,22 @@ impl Connection {
                 Err(_) => self.stream.abort(),
             }
         }
+    }
+
+    /// Waits in bounded time until every queue of the controller has answered its commands. While
+    /// the server stops, no connection may end earlier: a host gives up all of them with the first
+    /// one, and repeats commands whose answers were under way.
+    async fn wait_for_other_queues(&self) {
+        let all_answered = async {
+            self.tx.drained().await;
+            self.with_controller(|_, queue| queue.set_answered());
+            let waits = || self.with_controller(|controller, _| !controller.has_answered());
+            while waits() == Some(true) {
+                time::sleep(ANSWERED_PERIOD).await;
+            }
+        };
+        // The server closes what is left.
+        let _ = time::timeout(ANSWERED_TIMEOUT, all_answered).await;
     }
 
     fn end_flow(&self) {
