@@ -68,7 +68,17 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
         out += &text;
     }
     if let (Some(peer), Some(pair), None) = (&peer, &starter.pair, &args.peer_file) {
-        out += &format!("# ---- the file of {} ----\n{peer}", pair.peer.name);
+        let name = &pair.peer.name;
+        match args.file {
+            Some(_) => out += &format!("# ---- the file of {name} ----\n{peer}"),
+            // Commented out: a configuration of both nodes would be none of either.
+            None => {
+                out += &format!("# ---- the file of {name}; --peer-file FILE writes it ----\n");
+                out.extend(
+                    peer.lines().map(|line| format!("#| {line}").trim_end().to_owned() + "\n"),
+                );
+            }
+        }
     }
     if let Some(warning) = missing_device(Path::new("/"), &starter.device) {
         complain(&warning);

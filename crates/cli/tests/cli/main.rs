@@ -309,6 +309,18 @@ fn init_writes_files_that_check_accepts() {
     let both = run(&format!("init --force {path} {pair} --peer-file {other}"));
     assert_eq!(code(&both), Some(0), "{}", text(&both.stderr));
     assert_eq!(fs::read_to_string(other).expect("it is written"), peer);
+    // One stream holds one configuration.
+    let output = run(&format!("init {pair}"));
+    let printed = text(&output.stdout);
+    let of_peer = printed.lines().filter_map(|line| line.strip_prefix("#| "));
+    assert_eq!(
+        of_peer.map(|line| format!("{line}\n")).collect::<String>(),
+        peer.replace("\n\n", "\n")
+    );
+    let stream = folder.join("stream.toml");
+    fs::write(&stream, printed).expect("it can be written");
+    let output = run(&format!("check {}", stream.display()));
+    assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
     let next = [
         "#   mkdir -p -m 700 /etc/flagstone/keys".to_owned(),
         "#   flagstone key generate /etc/flagstone/keys/host".to_owned(),
