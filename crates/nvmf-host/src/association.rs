@@ -77,10 +77,9 @@ impl Association {
         }
     }
 
-    /// Connects once.
-    pub(super) async fn connect(&self) -> Result<ControllerLink, HostError> {
-        let link =
-            ControllerLink::connect(&self.params, self.params.options.nsid, self.admission.clone());
+    /// Connects once, to namespace `nsid` or to the only one.
+    pub(super) async fn connect(&self, nsid: Option<u32>) -> Result<ControllerLink, HostError> {
+        let link = ControllerLink::connect(&self.params, nsid, self.admission.clone());
         time::timeout(self.params.options.connect_timeout, link).await?
     }
 
@@ -156,14 +155,17 @@ impl Association {
     /// # Errors
     /// As [`Association::call`].
     pub(super) async fn flush(&self, nsid: u32) -> Result<Status, IoError> {
-        let covered = self.instance().map(|instance| (instance.completed(), instance));
+        // Without a connection at present, any instance may execute it.
+        let own = self.instance().map(|instance| (instance.completed(), instance));
+        let others = if own.is_none() { self.durability.completed() } else { Vec::new() };
         let flush = self.call_on_queue(Sqe::flush(0, nsid), CommandData::None);
         let (status, _, queue) = flush.await?;
-        if let Some((count, instance)) = covered
-            && status.is_success()
-            && queue.instance().is_some_and(|flushed| Arc::ptr_eq(flushed, &instance))
+        if status.is_success()
+            && let Some(flushed) = queue.instance()
+            && let Some((count, _)) =
+                own.iter().chain(&others).find(|(_, covered)| Arc::ptr_eq(covered, flushed))
         {
-            instance.flushed(count);
+            flushed.flushed(*count);
         }
         Ok(status)
     }

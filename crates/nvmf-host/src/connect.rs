@@ -16,7 +16,8 @@ use flagstone_nvme::event::EventMask;
 use flagstone_nvme::feature::{FeatureId, NumberOfQueues};
 use flagstone_nvme::identify::namespace::NO_VOLATILE_CACHE;
 use flagstone_nvme::identify::{
-    Cns, IdentifyController, IdentifyNamespace, IndependentNamespace, NamespaceList, NvmController,
+    Cns, IdentifyController, IdentifyNamespace, IndependentNamespace, NamespaceDescriptor,
+    NamespaceList, NvmController, descriptors,
 };
 use flagstone_nvme::limits::{CONNECT_DATA_BYTES, IDENTIFY_BYTES, NAMESPACE_ID_MAX};
 use flagstone_nvme::property::{
@@ -26,7 +27,7 @@ use flagstone_nvme::property::{
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, Nqn, Sqe};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::{buf, random_u64, sync, time};
+use flagstone_runtime::{BufMut, buf, random_u64, sync, time};
 
 use super::admission::CommandQueue;
 use super::authenticate::{authenticate, authenticate_unasked};
@@ -338,10 +339,20 @@ impl AdminController {
         nsid: u32,
     ) -> Result<T, HostError> {
         const { assert!(T::BYTES == IDENTIFY_BYTES) };
+        let answer = self.identify_bytes(what, cns, nsid).await?;
+        Ok(*T::view(&answer).expect("as long as was asked for"))
+    }
+
+    async fn identify_bytes(
+        &self,
+        what: &'static str,
+        cns: Cns,
+        nsid: u32,
+    ) -> Result<BufMut, HostError> {
         let place = CommandData::In(buf::alloc_small(IDENTIFY_BYTES));
         let command = Identify::new(cns, nsid).command(0);
         match ask(&self.queue, what, command, place).await?.1 {
-            CommandData::In(answer) => Ok(*T::view(&answer).expect("as long as was asked for")),
+            CommandData::In(answer) => Ok(answer),
             _ => unreachable!("the place comes back"),
         }
     }
@@ -353,7 +364,7 @@ impl AdminController {
         ControllerLimits::new(self.capabilities, &identify)
     }
 
-    /// The requested namespace, or the first one.
+    /// The requested namespace, or the only one.
     pub(super) async fn namespace(
         &self,
         controller: &ControllerLimits,
@@ -366,9 +377,12 @@ impl AdminController {
         };
         let list: NamespaceList =
             self.identify("the list of namespaces", Cns::ACTIVE_NAMESPACES, above).await?;
-        let nsid = list.iter().next().ok_or(HostError::NoNamespace)?;
-        if wanted.is_some_and(|wanted| wanted != nsid) {
-            return Err(HostError::NoNamespace);
+        let mut listed = list.iter();
+        let nsid = listed.next().ok_or(HostError::NoNamespace)?;
+        match wanted {
+            Some(wanted) if wanted != nsid => return Err(HostError::NoNamespace),
+            None if listed.next().is_some() => return Err(HostError::SeveralNamespaces),
+            _ => {}
         }
         if !(1..=NAMESPACE_ID_MAX).contains(&nsid) {
             return Err(HostError::InvalidProperties("an invalid namespace identifier"));
@@ -378,7 +392,21 @@ impl AdminController {
         let limits = self.limits().await?;
         let mut shape = controller.namespace(nsid, &identify, &limits)?;
         shape.geometry.volatile_cache &= !self.is_without_cache(nsid).await?;
+        shape.identity.uuid = self.uuid(nsid).await?;
         Ok(shape)
+    }
+
+    /// UUID of the namespace. Targets that report one may leave the older identifiers zero.
+    async fn uuid(&self, nsid: u32) -> Result<Option<[u8; 16]>, HostError> {
+        let what = "the identifiers of the namespace";
+        match self.identify_bytes(what, Cns::NAMESPACE_DESCRIPTORS, nsid).await {
+            Ok(list) => Ok(descriptors(&list).find_map(|descriptor| match descriptor {
+                NamespaceDescriptor::Uuid(uuid) => Some(uuid),
+                _ => None,
+            })),
+            Err(HostError::Refused { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// True if the namespace reports no volatile write cache, although its controller has one for
@@ -388,8 +416,9 @@ impl AdminController {
             return Ok(false);
         }
         let what = "Identify Namespace of all command sets";
-        match self.identify::<IndependentNamespace>(what, Cns::INDEPENDENT_NAMESPACE, nsid).await {
-            Ok(namespace) => Ok(namespace.features & NO_VOLATILE_CACHE != 0),
+        match self.identify_bytes(what, Cns::INDEPENDENT_NAMESPACE, nsid).await {
+            Ok(data) => Ok(IndependentNamespace::view(&data)
+                .is_some_and(|namespace| namespace.features & NO_VOLATILE_CACHE != 0)),
             Err(HostError::Refused { .. }) => Ok(false),
             Err(error) => Err(error),
         }

@@ -52,7 +52,7 @@ impl RemoteDevice {
         let params = Arc::new(ConnectParams::new(address, *subnqn, options)?);
         let durability = Durability::new(params.options.target_is_durable);
         let association = Association::new(params.clone(), durability.clone());
-        let link = association.connect().await?;
+        let link = association.connect(params.options.nsid).await?;
         let shape = link.shape;
         let associations = Arc::new(CoreLocal::new());
         associations.get_or_init(|| association).start(shape, Some(link));

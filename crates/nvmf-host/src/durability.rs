@@ -126,9 +126,23 @@ impl Durability {
     /// A link is down. An identified instance may return with the next link.
     pub(super) fn leave(&self, instance: &Arc<CacheInstance>) {
         if instance.id.is_none() {
-            self.instances.lock().live.retain(|known| !Arc::ptr_eq(known, instance));
+            let mut instances = self.instances.lock();
+            // The target may have crashed: the other links, whose writes are lost then, too, may not
+            // know yet.
+            instances.live.retain(|known| !Arc::ptr_eq(known, instance));
+            let endangers = instances.live.iter().any(|one| one.has_unflushed());
+            drop(instances);
             self.end(instance);
+            if endangers {
+                self.writes_lost();
+            }
         }
+    }
+
+    /// Live instances, each with the number of writes that a flush over it covers from now on.
+    pub(super) fn completed(&self) -> Vec<(u64, Arc<CacheInstance>)> {
+        let instances = self.instances.lock();
+        instances.live.iter().map(|one| (one.completed(), one.clone())).collect()
     }
 
     fn end(&self, instance: &CacheInstance) {
@@ -274,6 +288,17 @@ mod tests {
         assert_eq!(instances.ended.back().map(|id| id.0[0]), Some(u8::MAX - 1));
     }
 
+    /// The target may have crashed, which the other link has not noticed yet: reads over a new link
+    /// would show the data from before the write.
+    #[test]
+    fn lost_link_endangers_writes_of_other_links() {
+        let durability = Durability::new(false);
+        let (one, two) = (durability.join(None), durability.join(None));
+        durability.write_completed(&one);
+        durability.leave(&two);
+        assert!(is_lost(&durability));
+    }
+
     #[test]
     fn unidentified_instance_ends_with_its_link() {
         let durability = Durability::new(false);
@@ -281,8 +306,10 @@ mod tests {
         durability.write_completed(&one);
         assert!(!durability.has_unflushed_besides(Some(&one)));
         assert!(durability.has_unflushed_besides(Some(&two)));
+        one.flushed(one.completed());
         durability.leave(&two);
-        assert!(!is_lost(&durability), "nothing was unflushed there");
+        assert!(!is_lost(&durability), "everything is flushed");
+        durability.write_completed(&one);
         durability.leave(&one);
         assert!(is_lost(&durability));
     }

@@ -94,6 +94,11 @@ pub enum HostError {
     /// The subsystem lacks the requested namespace, or has none.
     #[error("the subsystem has no such namespace; `flagstone serve` prints the ones it serves")]
     NoNamespace,
+    /// The subsystem has several namespaces, and none was named.
+    #[error(
+        "the subsystem has several namespaces; name one with nsid, as `flagstone serve` prints them"
+    )]
+    SeveralNamespaces,
     /// The namespace differs from the one first connected, or lost capabilities.
     #[error("the namespace changed since it was first connected: {0}")]
     Changed(&'static str),
@@ -114,6 +119,8 @@ impl HostError {
         match self {
             HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
             HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
+            // Namespaces come and go: its device may not be open yet.
+            HostError::NoNamespace => true,
             // A target that has restarted meanwhile does not know the PSK any more.
             HostError::GeneratedPsk(TlsFailure::Alert(HANDSHAKE_FAILURE | UNKNOWN_PSK)) => true,
             HostError::Tls(TlsFailure::Closed) | HostError::GeneratedPsk(TlsFailure::Closed) => {
@@ -180,6 +187,7 @@ mod tests {
             connect(io::ErrorKind::HostUnreachable),
             HostError::Closed,
             HostError::TimedOut,
+            HostError::NoNamespace,
             HostError::GeneratedPsk(TlsFailure::Alert(40)),
             refused(Status::CONNECT_CONTROLLER_BUSY),
             HostError::Refused { what: "Identify", status: Status::NAMESPACE_NOT_READY },
@@ -197,7 +205,7 @@ mod tests {
             HostError::NoProof,
             HostError::GeneratedPsk(TlsFailure::Alert(51)),
             HostError::GeneratedPsk(TlsFailure::Protocol("no suite".to_owned())),
-            HostError::NoNamespace,
+            HostError::SeveralNamespaces,
             HostError::Changed("its size"),
         ] {
             assert!(!mistake.may_pass(), "{mistake}");

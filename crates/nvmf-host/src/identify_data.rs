@@ -37,10 +37,17 @@ pub(super) struct NamespaceShape {
     /// Supports the deallocate command.
     takes_discards: bool,
     pub(super) discard: DiscardLimits,
-    /// NGUID and EUI64.
-    identity: ([u8; 16], [u8; 8]),
+    pub(super) identity: NamespaceIdentity,
     /// Instance of the target's device; `None` from targets that report none.
     pub(super) instance: Option<NamespaceInstance>,
+}
+
+/// Identifiers of a namespace that are the same over every path; zero or absent if not reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NamespaceIdentity {
+    nguid: [u8; 16],
+    eui64: [u8; 8],
+    pub(super) uuid: Option<[u8; 16]>,
 }
 
 /// Limits of one Dataset Management command.
@@ -158,12 +165,16 @@ impl ControllerLimits {
             geometry,
             block_shift: shift,
             transfer_bytes,
-            zero_blocks: self.blocks_of_exponent(limits.write_zeroes_exponent, shift),
+            zero_blocks: self.zero_blocks(limits.write_zeroes_exponent, shift),
             zero_deallocates: deallocated & ZEROES_DEALLOCATE != 0
                 && deallocated & READS_AS == READS_AS_ZEROES,
             takes_discards: self.optional_io & optional_io::DATASET_MANAGEMENT != 0,
             discard: DiscardLimits::new(limits),
-            identity: (identify.nguid, identify.eui64),
+            identity: NamespaceIdentity {
+                nguid: identify.nguid,
+                eui64: identify.eui64,
+                uuid: None,
+            },
             instance: identify.instance(),
         })
     }
@@ -199,10 +210,12 @@ impl ControllerLimits {
         }
     }
 
-    /// Converts a limit in units of MDTS into blocks per command.
-    fn blocks_of_exponent(&self, exponent: u8, block_shift: u32) -> u32 {
+    /// Most blocks of one Write Zeroes: WZSL is in units of MDTS.
+    fn zero_blocks(&self, exponent: u8, block_shift: u32) -> u32 {
         if exponent == 0 {
-            return IO_BLOCKS;
+            // No limit is reported. A disk may have to write the zeroes, for which the time limit of
+            // a command is meant as for the longest write.
+            return (self.transfer_bytes >> block_shift).clamp(1, IO_BLOCKS);
         }
         // Pages are at least 4 KiB and blocks at most 64 KiB: a smaller limit is one block.
         let shift = (12 + self.page_exponent + u32::from(exponent)).saturating_sub(block_shift);
@@ -225,9 +238,10 @@ impl DiscardLimits {
 }
 
 impl NamespaceShape {
-    /// True if `other`, seen over another path, is this namespace.
+    /// True if `other`, seen over another path, is certainly this namespace.
     pub(super) fn is_also(&self, other: &NamespaceShape) -> bool {
         (self.nsid, self.identity) == (other.nsid, other.identity)
+            && self.identity != NamespaceIdentity::default()
     }
 
     /// Checks that `now`, seen over a new connection, is compatible with this namespace. It may
@@ -244,7 +258,7 @@ impl NamespaceShape {
             && now.discard.range_blocks >= self.discard.range_blocks
             && now.discard.blocks >= self.discard.blocks;
         for (holds, what) in [
-            (self.identity == now.identity, "its identifiers differ"),
+            ((self.nsid, self.identity) == (now.nsid, now.identity), "its identifiers differ"),
             (old.block_bytes == new.block_bytes, "its block size is another"),
             (old.size_bytes <= new.size_bytes, "it has become smaller"),
             (old.volatile_cache || !new.volatile_cache, "it now has a volatile write cache"),
@@ -299,7 +313,7 @@ mod tests {
         let shape = shape(&controller(), &namespace()).unwrap();
         let geometry = Geometry { discard_zeroes: false, ..Geometry::new(4 << 20, 4096) };
         assert_eq!(shape.geometry, geometry);
-        assert_eq!((shape.transfer_bytes, shape.zero_blocks), (1 << 20, 1 << 16));
+        assert_eq!((shape.transfer_bytes, shape.zero_blocks), (1 << 20, 256));
         assert!(shape.zero_deallocates);
         assert_eq!((shape.discard.ranges, shape.discard.range_blocks), (256, u32::MAX));
     }
@@ -348,12 +362,14 @@ mod tests {
     #[test]
     fn write_zeroes_limits_in_pages() {
         let controller = ControllerLimits::new(capabilities(), &controller()).unwrap();
-        assert_eq!(controller.blocks_of_exponent(0, 9), 65_536);
-        assert_eq!(controller.blocks_of_exponent(1, 9), 16);
-        assert_eq!(controller.blocks_of_exponent(1, 12), 2);
-        assert_eq!(controller.blocks_of_exponent(1, 16), 1);
-        assert_eq!(controller.blocks_of_exponent(5, 16), 2);
-        assert_eq!(controller.blocks_of_exponent(255, 9), 65_536);
+        // Without a limit, that of other commands: 1 MiB.
+        assert_eq!(controller.zero_blocks(0, 9), 2048);
+        assert_eq!(controller.zero_blocks(0, 16), 16);
+        assert_eq!(controller.zero_blocks(1, 9), 16);
+        assert_eq!(controller.zero_blocks(1, 12), 2);
+        assert_eq!(controller.zero_blocks(1, 16), 1);
+        assert_eq!(controller.zero_blocks(5, 16), 2);
+        assert_eq!(controller.zero_blocks(255, 9), 65_536);
     }
 
     #[test]

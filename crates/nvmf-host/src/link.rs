@@ -40,7 +40,8 @@ impl ControllerLink {
         admission: Rc<CommandQueue>,
     ) -> Result<ControllerLink, HostError> {
         let admin = Rc::new(AdminController::connect(params, admission).await?);
-        let link = ControllerLink::set_up(params, nsid, &admin).await;
+        // On the heap: it holds several structures of 4 KiB, and callers move this future.
+        let link = Box::pin(ControllerLink::set_up(params, nsid, &admin)).await;
         link.map_err(|error| admin.end.explain(error))
     }
 
@@ -50,9 +51,11 @@ impl ControllerLink {
         admin: &Rc<AdminController>,
     ) -> Result<ControllerLink, HostError> {
         let controller = admin.controller().await?;
+        // Before looking: a change in between is then reported.
+        let subscribed = admin.subscribe(controller.events).await?;
         let shape = admin.namespace(&controller, nsid).await?;
         let mut tasks = Vec::new();
-        if admin.subscribe(controller.events).await? {
+        if subscribed {
             let watch = watch_events(admin.clone(), controller, shape);
             tasks.push(spawn(watch).abort_on_drop());
         }

@@ -24,7 +24,7 @@ pub struct HostOptions {
     /// Secure channel concatenation: authenticate with `keys` first, then connect all queues with
     /// TLS by the PSK that this generates. Needs a controller key, and excludes `tls`.
     pub concatenate: bool,
-    /// Namespace identifier; the subsystem's first when `None`.
+    /// Namespace identifier; the subsystem's only one when `None`.
     pub nsid: Option<u32>,
     /// I/O queues per core that uses the device, 1 to 128.
     pub queues: u16,

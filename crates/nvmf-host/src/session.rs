@@ -80,7 +80,7 @@ async fn join(
     shape: NamespaceShape,
     state: Arc<SessionState>,
 ) {
-    let refused = match association.connect().await {
+    let refused = match association.connect(Some(shape.nsid)).await {
         Ok(link) => match shape.check_still(&link.shape) {
             Ok(()) if state.is_lost() => HostError::Closed,
             // A flush on this core would not cover the writes of the others.
@@ -159,7 +159,7 @@ impl RemoteSession {
         let params = Arc::new(ConnectParams::new(address, *subnqn, options)?);
         let durability = Durability::new(true);
         let association = Association::new(params.clone(), durability.clone());
-        let link = association.connect().await?;
+        let link = association.connect(params.options.nsid).await?;
         let shape = link.shape;
         if !link.has_data_digests() {
             link.end();

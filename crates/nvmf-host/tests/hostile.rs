@@ -581,7 +581,15 @@ fn changed_namespace_is_not_written() {
         let answer = device.write(0, buf::zeroes(512), false).await;
         assert_eq!(answer, Err(IoError::Unreachable));
         assert_eq!(fake.state.commands.get(), 1, "it was not sent to the other disk");
+        // Another namespace of the same size, as its UUID alone tells.
+        sizes.set((DISK_BYTES / 512) as u64);
+        fake.state.uuid.set(2);
+        time::sleep(Duration::from_millis(30)).await;
+        let answer = device.write(0, buf::zeroes(512), false).await;
+        assert_eq!(answer, Err(IoError::Unreachable));
+        assert_eq!(fake.state.commands.get(), 1, "it was not sent to the other disk");
         // The original namespace returns, even larger.
+        fake.state.uuid.set(1);
         sizes.set(1 << 20);
         while device.write(0, buf::zeroes(512), false).await.is_err() {
             time::sleep(Duration::from_millis(1)).await;

@@ -198,6 +198,45 @@ fn restart_with_flushed_writes_is_transparent() {
     });
 }
 
+/// Regression: a flush that was called while there was no connection counted for nothing, so that
+/// the next restart of the target seemed to lose what it had flushed.
+#[test]
+fn flush_during_reconnect_covers_earlier_writes() {
+    let world = World::new(5);
+    let step = Step::default();
+    let steps = step.clone();
+    let work = async move |device: Arc<RemoteDevice>| {
+        write(&device, 0, 1, false).await.unwrap();
+        steps.set(1);
+        steps.until(2).await;
+        // The host has noticed the loss, and has not connected anew.
+        time::sleep(Duration::from_millis(50)).await;
+        let flushed = spawn({
+            let device = device.clone();
+            async move { device.flush().await }
+        });
+        time::sleep(Duration::from_millis(10)).await;
+        steps.set(3);
+        assert_eq!(flushed.await, Ok(Ok(())));
+        steps.set(4);
+        steps.until(5).await;
+        assert_eq!(read(&device, 0).await, Ok(1));
+        assert!(!device.must_reopen());
+    };
+    world.host(work, async |world| {
+        step.until(1).await;
+        world.sim.partition(world.target, world.host);
+        world.sim.reset_connections(world.target, world.host);
+        step.set(2);
+        step.until(3).await;
+        world.sim.heal(world.target, world.host);
+        step.until(4).await;
+        world.sim.power_off(world.target);
+        world.restart();
+        step.set(5);
+    });
+}
+
 /// The target did not restart, so its cache still has the write.
 #[test]
 fn lost_connection_keeps_unflushed_writes() {

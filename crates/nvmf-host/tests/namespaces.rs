@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Server, any_port, memory, namespace, options, subnqn};
 use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_nvmf_host::{HostOptions, MultipathDevice};
+use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
 use flagstone_nvmf_target::TargetConfig;
 use flagstone_runtime::{Buf, BufMut, buf, spawn, task, time};
 use support::on_each_driver;
@@ -64,7 +64,7 @@ fn call_waits_for_its_namespace_though_another_is_served() {
         let (own, other) = (some_device(), some_device());
         let server = Server::start(own.clone());
         server.target.add_namespace(&subnqn(), namespace(8, other.clone())).unwrap();
-        let device = server.connect(options()).await;
+        let device = server.connect(HostOptions { nsid: Some(7), ..options() }).await;
         server.stop();
         task::yield_now().await;
         server.target.remove_namespace(&subnqn(), 7).unwrap();
@@ -95,6 +95,22 @@ fn cache_of_another_namespace_changes_nothing() {
         let cached = server.connect(HostOptions { nsid: Some(8), ..options() }).await;
         assert!(cached.geometry().volatile_cache);
         drop((device, cached));
+        server.until_deserted().await;
+    });
+}
+
+/// Regression: the first namespace was taken, which after a restart of the target was another one
+/// than before if a device was late.
+#[test]
+fn one_of_several_namespaces_has_to_be_named() {
+    on_each_driver(async || {
+        let server = Server::start(some_device());
+        server.target.add_namespace(&subnqn(), namespace(8, some_device())).unwrap();
+        let error = RemoteDevice::connect(server.address.clone(), &subnqn(), options()).await;
+        assert!(matches!(error, Err(HostError::SeveralNamespaces)), "{error:?}");
+        let device = server.connect(HostOptions { nsid: Some(8), ..options() }).await;
+        assert_eq!(device.nsid(), 8);
+        drop(device);
         server.until_deserted().await;
     });
 }

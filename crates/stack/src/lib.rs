@@ -3,6 +3,7 @@
 //!
 //! Mirrored volumes are excluded: their layer needs the server's nodes and peers.
 
+mod host_identity;
 pub mod keys;
 mod open;
 pub mod private_file;

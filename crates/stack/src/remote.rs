@@ -13,6 +13,7 @@ use flagstone_nvmf_host::{
 };
 use flagstone_runtime::net::{self, Address};
 
+use crate::host_identity::host_id;
 use crate::keys;
 use crate::open::OpenOptions;
 use crate::tls_files;
@@ -136,6 +137,7 @@ pub(crate) async fn open_nvme(
     let default = HostOptions::default();
     let host = HostOptions {
         host_nqn: spec.host_nqn.as_deref().map(nqn).transpose()?,
+        host_id: host_id(spec.host_nqn.as_deref()),
         keys: keys_of(spec)?,
         tls: tls_of(spec)?,
         nsid: spec.namespace_id,

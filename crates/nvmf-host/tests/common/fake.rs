@@ -11,7 +11,8 @@ use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::feature::{FeatureId, NumberOfQueues};
 use flagstone_nvme::identify::controller::optional_io;
 use flagstone_nvme::identify::{
-    Cns, IdentifyController, IdentifyNamespace, LbaFormat, NamespaceList,
+    Cns, DescriptorWriter, IdentifyController, IdentifyNamespace, LbaFormat, NamespaceDescriptor,
+    NamespaceList,
 };
 use flagstone_nvme::log::LogId;
 use flagstone_nvme::pdu::{
@@ -98,6 +99,8 @@ pub struct State {
     quirks: Quirks,
     pub disk: RefCell<Vec<u8>>,
     configuration: Cell<Configuration>,
+    /// Byte of the UUID of the namespace, which has no other identifier.
+    pub uuid: Cell<u8>,
     /// TermReqs received from the host.
     pub reported: RefCell<Vec<TermReqHeader>>,
     /// I/O commands received.
@@ -128,6 +131,7 @@ impl Fake {
             quirks,
             disk: RefCell::new(disk),
             configuration: Cell::default(),
+            uuid: Cell::new(1),
             reported: RefCell::default(),
             commands: Cell::new(0),
             connections: Cell::new(0),
@@ -395,6 +399,12 @@ impl Peer {
                     change(&mut namespace);
                 }
                 self.with_data(command, namespace.bytes())
+            }
+            Cns::NAMESPACE_DESCRIPTORS => {
+                let mut list = [0; 4096];
+                let mut writer = DescriptorWriter::new(&mut list);
+                writer.push(&NamespaceDescriptor::Uuid([self.state.uuid.get(); 16])).unwrap();
+                self.with_data(command, &list)
             }
             other => panic!("no host needs {other}"),
         }
