@@ -107,15 +107,30 @@ fn hosts_attach_only_with_the_right_key() {
     let accepted = || attach(&server, Some(&other)).is_ok();
     until("the new key is accepted", accepted, || server.output());
     attach(&server, Some(&mine)).expect("the old key");
-    write_key(&key, &read(&other));
-    reload(&server);
-    let refused = || attach(&server, Some(&mine)).is_err();
-    until("the old key is refused", refused, || server.output());
-
     let socket = server.api();
     let socket = socket.to_str().expect("UTF-8");
     let (shown, status) = flagstone(&["status", "db", "--api", socket]);
     assert!(shown && status.contains("authenticated"), "{status}");
+    assert!(!server.output().contains("withdrawn"), "{}", server.output());
+    write_key(&key, &read(&other));
+    reload(&server);
+    let refused = || attach(&server, Some(&mine)).is_err();
+    until("the old key is refused", refused, || server.output());
+    let said = "ending: the key that the host has proven was withdrawn";
+    assert!(server.output().contains(said), "{}", server.output());
+    busy.kill();
+
+    // The host is removed from the configuration.
+    let other_device =
+        format!("{}?hostnqn={HOST}&key-file={}", server.nvme_uri("db"), other.display());
+    let mut busy = Load::start(&other_device, "--rw randread --time 1h");
+    let attached = || flagstone(&["status", "db", "--api", socket]).1.contains("authenticated");
+    until("the host is attached", attached, || server.output());
+    fs::write(file, "[volume.db]\ndevice = \"memory:16MiB\"\n").expect("it can be written");
+    reload(&server);
+    let ended = || server.output().matches(said).count() == 2;
+    until("its controller ends", ended, || server.output());
+    attach(&server, Some(&other)).expect_err("a host that was removed");
     busy.kill();
 
     // Nothing that the server or the client said has a secret in it.

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use zeroize::Zeroizing;
 
 use crate::concatenation::{self, Concatenation};
@@ -141,12 +141,14 @@ pub struct ControllerExchange {
     state: State,
     /// SC_C, once AUTH_Negotiate was received.
     asked: Option<u8>,
+    /// Position of the secret that the host has proven.
+    matched: Option<usize>,
 }
 
 impl ControllerExchange {
     /// Exchange that begins with the host's AUTH_Negotiate.
     pub fn new(options: ControllerOptions, randomness: Randomness) -> Self {
-        Self { options, randomness, state: State::AwaitNegotiate, asked: None }
+        Self { options, randomness, state: State::AwaitNegotiate, asked: None, matched: None }
     }
 
     /// Concatenation that the host asks for: SC_C as received, which may mean nothing. `None`
@@ -196,6 +198,12 @@ impl ControllerExchange {
         }
     }
 
+    /// Position of the host's secret among [`ControllerOptions::host_secrets`], once the host has
+    /// proven it.
+    pub fn matched_secret(&self) -> Option<usize> {
+        self.matched
+    }
+
     /// True if the host is authenticated, and this side has authenticated itself to it.
     pub fn has_proven(&self) -> bool {
         matches!(self.state, State::Authenticated { proven: true, .. })
@@ -222,7 +230,7 @@ impl ControllerExchange {
         self.state = next.unwrap_or_else(|failure| State::OweFailure { transaction, failure });
     }
 
-    fn next(&self, state: State, message: Message) -> Result<State, StepFailure> {
+    fn next(&mut self, state: State, message: Message) -> Result<State, StepFailure> {
         let same = |transaction: u16| match message.transaction == transaction {
             true => Ok(()),
             false => Err(Explanation::IncorrectPayload),
@@ -293,7 +301,7 @@ impl ControllerExchange {
         &self.randomness.challenge[..hash.digest_bytes()]
     }
 
-    fn check_reply(&self, selection: Selection, reply: &Reply) -> Result<State, StepFailure> {
+    fn check_reply(&mut self, selection: Selection, reply: &Reply) -> Result<State, StepFailure> {
         let Selection { transaction, hash, group, concatenation } = selection;
         if reply.response.len() != hash.digest_bytes() {
             return Err(Explanation::IncorrectPayload.into());
@@ -315,11 +323,14 @@ impl ControllerExchange {
             shared_secret: shared_secret.as_ref(),
         };
         // Try all secrets, so that the time does not reveal the matching one.
-        let known = self.options.host_secrets.iter().fold(false, |known, secret| {
+        let (mut known, mut matched) = (Choice::from(0), 0_u64);
+        for (secret, position) in self.options.host_secrets.iter().zip(0..) {
             let expected = question.host_response(secret, names);
-            known | bool::from(expected.ct_eq(&reply.response))
-        });
-        if !known {
+            let matches = expected.ct_eq(&reply.response);
+            matched.conditional_assign(&position, matches);
+            known |= matches;
+        }
+        if !bool::from(known) {
             return Err(Explanation::Failed.into());
         }
         // With sequence number 0 the challenge only serves secure channel concatenation.
@@ -335,6 +346,7 @@ impl ControllerExchange {
             Concatenation::None => None,
             _ => Some(self.psk(hash, shared_secret.as_ref(), reply)?),
         };
+        self.matched = Some(matched as usize);
         Ok(State::OweSuccess { transaction, hash, response, psk })
     }
 

@@ -35,5 +35,5 @@ pub use hash::Hash;
 pub use host::{HostExchange, HostFailure, HostStep};
 pub use message::{Explanation, Message};
 pub use response::Names;
-pub use ring::{KeyDemand, KeyPair, KeyRing, KeyVersion, RING_SECRETS, Ring, TlsRing};
+pub use ring::{KeyDemand, KeyPair, KeyRing, KeyUse, KeyVersion, RING_SECRETS, Ring, TlsRing};
 pub use secret::{Secret, SecretError};

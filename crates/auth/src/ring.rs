@@ -1,9 +1,11 @@
 //! Key ring: the secrets of one owner, which may be replaced while connections use them.
 //!
 //! Rotation: the verifying side adds the new secret to the old one, then the authenticating side
-//! puts it first, then both drop the old one. Exchanges in progress keep their secrets.
+//! puts it first, then both drop the old one. Exchanges in progress keep their secrets. A
+//! [`KeyUse`] tells whoever has proven a secret that it was withdrawn.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
@@ -18,9 +20,25 @@ pub const RING_SECRETS: usize = 2;
 pub struct Ring<S>(Arc<RwLock<Kept<S>>>);
 
 struct Kept<S> {
-    secrets: Vec<S>,
+    /// Equal secrets share their use.
+    secrets: Vec<(S, KeyUse)>,
     /// Number of replacements.
     replacements: u64,
+}
+
+/// Use of a secret of a ring, by which its withdrawal is found.
+#[derive(Clone, Debug, Default)]
+pub struct KeyUse(Arc<AtomicBool>);
+
+impl KeyUse {
+    /// True once the ring does not have the secret any more, even if it has it again.
+    pub fn is_withdrawn(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn withdraw(&self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Secrets of DH-HMAC-CHAP.
@@ -38,31 +56,54 @@ impl<S> Clone for Ring<S> {
 impl<S: Clone + PartialEq> Ring<S> {
     /// Ring of `secrets`. The owner authenticates itself with the first.
     pub fn new(secrets: Vec<S>) -> Self {
-        Self(Arc::new(RwLock::new(Kept { secrets, replacements: 0 })))
+        Self(Arc::new(RwLock::new(Kept { secrets: with_uses(secrets, &[]), replacements: 0 })))
     }
 
-    /// Replaces the secrets, for later exchanges. True if they differ.
+    /// Replaces the secrets, for later exchanges, and withdraws those that are missing. True if
+    /// they differ.
     pub fn replace(&self, secrets: Vec<S>) -> bool {
         let mut kept = self.0.write();
-        let differs = kept.secrets != secrets;
+        let differs = !kept.secrets.iter().map(|(known, _)| known).eq(&secrets);
         kept.replacements += u64::from(differs);
-        kept.secrets = secrets;
+        let next = with_uses(secrets, &kept.secrets);
+        for (old, used) in &kept.secrets {
+            if !next.iter().any(|(secret, _)| secret == old) {
+                used.withdraw();
+            }
+        }
+        kept.secrets = next;
         differs
     }
 
     /// The secrets; the first is used to authenticate the owner.
     pub fn secrets(&self) -> Vec<S> {
+        self.0.read().secrets.iter().map(|(secret, _)| secret.clone()).collect()
+    }
+
+    /// The secrets, each with the use of whoever proves it.
+    pub fn uses(&self) -> Vec<(S, KeyUse)> {
         self.0.read().secrets.clone()
     }
 
     /// Secret used to authenticate the owner.
     pub fn first(&self) -> Option<S> {
-        self.0.read().secrets.first().cloned()
+        self.0.read().secrets.first().map(|(secret, _)| secret.clone())
     }
 
     fn replacements(&self) -> u64 {
         self.0.read().replacements
     }
+}
+
+/// Gives each secret its use: that of an equal one, before or among `known`, or a new one.
+fn with_uses<S: PartialEq>(secrets: Vec<S>, known: &[(S, KeyUse)]) -> Vec<(S, KeyUse)> {
+    let mut all: Vec<(S, KeyUse)> = Vec::with_capacity(secrets.len());
+    for secret in secrets {
+        let mut same = known.iter().chain(&all).filter(|(other, _)| *other == secret);
+        let used = same.next().map_or_else(KeyUse::default, |(_, used)| used.clone());
+        all.push((secret, used));
+    }
+    all
 }
 
 impl<S> PartialEq for Ring<S> {
@@ -134,6 +175,24 @@ mod tests {
 
     fn secrets(byte: u8) -> Vec<Secret> {
         vec![Secret::new(&[byte; 32], None).unwrap()]
+    }
+
+    #[test]
+    fn uses_end_with_the_withdrawal_of_their_secret() {
+        let [old, new] = [1, 2].map(secrets);
+        let ring = KeyRing::new([old.clone(), old.clone()].concat());
+        let first: Vec<_> = ring.uses().into_iter().map(|(_, used)| used).collect();
+        let withdrawn = || first.iter().map(KeyUse::is_withdrawn).collect::<Vec<_>>();
+        // Another place, and one of two equal lines: the secret is still there.
+        ring.replace([new.clone(), old.clone()].concat());
+        let added = ring.uses().remove(0).1;
+        assert_eq!(withdrawn(), [false, false]);
+        ring.replace(new.clone());
+        assert!(withdrawn() == [true, true] && !added.is_withdrawn());
+        ring.replace([old, new].concat());
+        assert!(withdrawn() == [true, true] && !ring.uses()[0].1.is_withdrawn());
+        ring.replace(Vec::new());
+        assert!(added.is_withdrawn() && ring.first().is_none());
     }
 
     #[test]

@@ -32,4 +32,6 @@ pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice, NbdTlsClient, NegotiationError};
 pub use export::{Export, ExportError, ExportLookup, Exports};
-pub use server::{AttachedClient, DisconnectReason, Drain, NbdServer, NbdTls, ServerOptions};
+pub use server::{
+    AttachedClient, DisconnectReason, Drain, NbdServer, NbdTls, NbdTlsKeys, ServerOptions,
+};

@@ -10,7 +10,7 @@ use flagstone_blockdev::BlockDevice;
 use flagstone_nbd::client::negotiate::NegotiationError;
 use flagstone_nbd::{
     ClientOptions, ConnectError, Drain, Export, Exports, NbdDevice, NbdServer, NbdTls,
-    NbdTlsClient, ServerOptions,
+    NbdTlsClient, NbdTlsKeys, ServerOptions,
 };
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::tls::{
@@ -18,6 +18,7 @@ use flagstone_runtime::tls::{
 };
 use flagstone_runtime::{JoinHandle, buf, spawn, time};
 use flagstone_transport::limits::FAILURE_DELAY;
+use flagstone_transport::{Psk, PskChooser, PskHash, PskKeys};
 
 fn psk(name: &str, byte: u8) -> TlsPsk {
     let (identity, secret) = (name.as_bytes().to_vec(), vec![byte; 32].into());
@@ -41,11 +42,18 @@ impl PskServer for TwoKeys {
 struct Secured {
     address: Address,
     drain: Drain,
+    server: Arc<NbdServer>,
+    tls: NbdTls,
     _task: Rc<JoinHandle<()>>,
 }
 
 impl Secured {
     fn start(required: bool) -> Secured {
+        let tls = NbdTls::new(TlsServer::with_psks(Arc::new(TwoKeys)).unwrap());
+        Secured::with(if required { tls.required() } else { tls })
+    }
+
+    fn with(tls: NbdTls) -> Secured {
         let export = Export::new("disk", memory(1 << 20, 512));
         let private = Export::new("private", memory(1 << 20, 512));
         let private = private.accessible_to(Some(vec!["alice".to_owned()]));
@@ -54,10 +62,8 @@ impl Secured {
         let server = NbdServer::new(exports, ServerOptions::default(), drain.clone());
         let listener = Listener::bind(&any_port()).unwrap();
         let address = listener.address().clone();
-        let tls = NbdTls::new(TlsServer::with_psks(Arc::new(TwoKeys)).unwrap());
-        let tls = if required { tls.required() } else { tls };
-        let task = Rc::new(spawn(server.run_tls(listener, Some(tls))));
-        Secured { address, drain, _task: task }
+        let task = Rc::new(spawn(server.clone().run_tls(listener, Some(tls.clone()))));
+        Secured { address, drain, server, tls, _task: task }
     }
 
     async fn connect(
@@ -99,6 +105,52 @@ fn client_and_server_use_tls() {
             let secured = Secured::start(required);
             check_io(&secured.connect("disk", Some(psk("bob", 2))).await.unwrap()).await;
         }
+    });
+}
+
+/// Keys by their names and bytes.
+struct ListedKeys(&'static [(&'static str, u8)]);
+
+impl PskKeys for ListedKeys {
+    fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
+        let own = self.0.iter().filter(|(name, _)| name.as_bytes() == identity);
+        own.map(|(_, byte)| {
+            let (identity, secret) = (identity.to_vec(), vec![*byte; 32].into());
+            Psk { identity, secret, hash: PskHash::Sha256 }
+        })
+        .collect()
+    }
+}
+
+fn listed(keys: &'static [(&'static str, u8)]) -> NbdTlsKeys {
+    let psks = Arc::new(ListedKeys(keys));
+    let server = TlsServer::with_psks(Arc::new(PskChooser(psks.clone()))).unwrap();
+    NbdTlsKeys { server, psks: Some(psks) }
+}
+
+#[test]
+fn withdrawn_keys_end_their_connections() {
+    on_each_real_driver(async || {
+        let secured = Secured::with(NbdTls::new(listed(&[("alice", 1), ("bob", 2)])));
+        let alice = secured.connect("disk", Some(psk("alice", 1))).await.unwrap();
+        let bob = secured.connect("disk", Some(psk("bob", 2))).await.unwrap();
+        let both = listed(&[("bob", 2), ("alice", 3), ("alice", 1)]);
+        assert_eq!(secured.tls.replace(both), 0);
+        let renewed = secured.connect("disk", Some(psk("alice", 3))).await.unwrap();
+        let attached = async |count| {
+            while secured.server.attached().len() != count {
+                time::sleep(std::time::Duration::from_millis(1)).await;
+            }
+        };
+        attached(3).await;
+        assert_eq!(secured.tls.replace(listed(&[("alice", 3), ("bob", 2)])), 1);
+        attached(2).await;
+        check_io(&bob).await;
+        check_io(&renewed).await;
+        drop(alice);
+        secured.connect("disk", Some(psk("alice", 1))).await.unwrap_err();
+        assert_eq!(secured.tls.replace(listed(&[("bob", 2)])), 1);
+        attached(1).await;
     });
 }
 

@@ -115,7 +115,7 @@ impl ConcatenationRule {
             ChannelProof::GeneratedPsk(_) => {
                 Self { accepted: Concatenation::ReplacePsk, otherwise: Refusal::NotNew }
             }
-            ChannelProof::ConfiguredKey => none(Refusal::ConfiguredKey),
+            ChannelProof::ConfiguredKey(_) => none(Refusal::ConfiguredKey),
             ChannelProof::Plain if scope.tls_mode != TlsMode::Allowed => none(Refusal::NoTls),
             ChannelProof::Plain if scope.has_tls_key => none(Refusal::ConfiguredKey),
             ChannelProof::Plain if scope.has_io_queues => none(Refusal::PlainIoQueues),
@@ -199,8 +199,8 @@ impl Concatenated {
                 self.requirement = Requirement::Secured(identity.to_vec());
             }
             (_, ChannelProof::GeneratedPsk(identity)) => self.begin_use(identity),
-            (0, ChannelProof::Plain | ChannelProof::ConfiguredKey) => {}
-            (_, ChannelProof::Plain | ChannelProof::ConfiguredKey) => return !self.needs_tls(),
+            (0, ChannelProof::Plain | ChannelProof::ConfiguredKey(_)) => {}
+            (_, ChannelProof::Plain | ChannelProof::ConfiguredKey(_)) => return !self.needs_tls(),
         }
         true
     }
@@ -226,9 +226,11 @@ impl Concatenated {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_auth::KeyUse;
+
     use super::*;
 
-    fn scope(channel: ChannelProof<'static>) -> ConcatenationScope<'static> {
+    fn scope(channel: ChannelProof<'_>) -> ConcatenationScope<'_> {
         let (tls_mode, has_tls_key, has_io_queues) = (TlsMode::Allowed, false, false);
         ConcatenationScope { qid: 0, channel, tls_mode, has_tls_key, has_io_queues }
     }
@@ -236,6 +238,7 @@ mod tests {
     #[test]
     fn each_refusal_has_its_own_reason() {
         use ConcatenationRefusal as Refusal;
+        let key = KeyUse::default();
         let (plain, generated) =
             (scope(ChannelProof::Plain), scope(ChannelProof::GeneratedPsk(b"x")));
         let [new, replace] =
@@ -249,7 +252,7 @@ mod tests {
             (ConcatenationScope { qid: 1, ..generated }, replace, Refusal::IoQueue),
             (ConcatenationScope { tls_mode: TlsMode::Off, ..plain }, new, Refusal::NoTls),
             (ConcatenationScope { has_tls_key: true, ..plain }, new, Refusal::ConfiguredKey),
-            (self::scope(ChannelProof::ConfiguredKey), replace, Refusal::ConfiguredKey),
+            (self::scope(ChannelProof::ConfiguredKey(&key)), replace, Refusal::ConfiguredKey),
             (ConcatenationScope { has_io_queues: true, ..plain }, new, Refusal::PlainIoQueues),
         ] {
             assert_eq!(ConcatenationRule::of(scope).refusal(asked), reason, "{scope:?}");
@@ -266,7 +269,9 @@ mod tests {
         assert_eq!(state.promise(true), Err(ConcatenationRefusal::PlainIoQueues));
         assert!(state.join(1, ChannelProof::Plain) && !state.needs_tls());
         assert_eq!(state.promise(false), Ok(()));
-        assert!(!state.join(1, ChannelProof::Plain) && !state.join(1, ChannelProof::ConfiguredKey));
+        let configured = KeyUse::default();
+        let configured = ChannelProof::ConfiguredKey(&configured);
+        assert!(!state.join(1, ChannelProof::Plain) && !state.join(1, configured));
         assert!(state.needs_tls() && state.join(1, ChannelProof::GeneratedPsk(b"other")));
         assert_eq!(state.keep(b"first".to_vec()), None);
         assert_eq!(state.keep(b"second".to_vec()), Some(b"first".to_vec()));

@@ -160,7 +160,7 @@ pub(crate) fn connect(
     let handshake = match (subsystem.requires_authentication(), channel) {
         (false, _) => None,
         // Its TLS key is its proof, as it has no other.
-        (true, ChannelProof::ConfiguredKey) if !has_key => None,
+        (true, ChannelProof::ConfiguredKey(_)) if !has_key => None,
         (true, ChannelProof::GeneratedPsk(_)) if has_key => None,
         (true, _) if !has_key => return Err(refuse(FailureReason::NoKey)),
         (true, _) if demand == Some(KeyDemand::Optional) => None,
@@ -183,8 +183,9 @@ pub(crate) fn connect(
         io_controller(target, &subsystem, host, wanted, qid)?
     };
     if let Err(refusal) = controller.attach(queue.clone(), channel) {
-        if refusal.reason == Some(FailureReason::PskEnded) {
-            target.handshakes.failed(source, FailureReason::PskEnded);
+        if let Some(reason @ (FailureReason::PskEnded | FailureReason::Withdrawn)) = refusal.reason
+        {
+            target.handshakes.failed(source, reason);
         }
         if qid == 0 {
             controller.destroy("its admin queue was refused");

@@ -157,6 +157,18 @@ impl Controller {
         self.write_through.store(on, Ordering::Relaxed);
     }
 
+    /// Destroys the controller if a queue of it was opened with a key that was withdrawn since. An
+    /// I/O queue concerns it too: not its host alone may have opened that. True if it did.
+    pub(super) fn end_if_withdrawn(&self) -> bool {
+        let is_withdrawn = self.queues.lock().values().any(|queue| queue.has_withdrawn_key());
+        if is_withdrawn {
+            let (subsystem, host, controller) = (&self.subsystem.nqn, &self.host.nqn, self.id);
+            tracing::warn!(%subsystem, %host, controller, "ending: {}", FailureReason::Withdrawn);
+            self.destroy("its host's key was withdrawn");
+        }
+        is_withdrawn
+    }
+
     /// The host of queue `qid` is authenticated.
     pub(crate) fn passed_authentication(&self, qid: u16) {
         if qid == 0 && !self.authenticated.swap(true, Ordering::Relaxed) {
@@ -414,7 +426,8 @@ impl Controller {
     /// # Errors
     /// [`ConnectRefusal::QUEUE_IN_USE`]; [`ConnectRefusal::controller_gone`]; Command Sequence Error
     /// when an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an
-    /// I/O queue without the TLS that its controller needs; [`FailureReason::PskEnded`].
+    /// I/O queue without the TLS that its controller needs; [`FailureReason::PskEnded`];
+    /// [`FailureReason::Withdrawn`].
     pub(super) fn attach(
         &self,
         queue: Arc<ControllerQueue>,
@@ -434,10 +447,17 @@ impl Controller {
         }
         let mut concatenated = self.concatenated.lock();
         // Under the lock of the PSKs: one that has ended meanwhile, on another core, opens nothing.
-        if let ChannelProof::GeneratedPsk(identity) = channel
-            && !self.target.tls.generated.begin_use(identity, time::now())
-        {
-            return Err(ConnectRefusal::psk_ended());
+        match channel {
+            ChannelProof::Plain => {}
+            ChannelProof::ConfiguredKey(key) => queue.proved_channel(key.clone()),
+            ChannelProof::GeneratedPsk(identity) => {
+                let key = self.target.tls.generated.begin_use(identity, time::now());
+                queue.proved_channel(key.ok_or_else(ConnectRefusal::psk_ended)?);
+            }
+        }
+        // Under the lock of the queues: a key that is withdrawn later finds the queue here.
+        if queue.has_withdrawn_key() {
+            return Err(ConnectRefusal::not_allowed(FailureReason::Withdrawn));
         }
         if !concatenated.join(queue.qid, channel) {
             return Err(ConnectRefusal::not_allowed(FailureReason::NoTls));

@@ -14,8 +14,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use flagstone_auth::KeyVersion;
 use flagstone_auth::tls::Psk;
+use flagstone_auth::{KeyUse, KeyVersion};
 use flagstone_nvme::Nqn;
 use flagstone_runtime::time::Instant;
 use parking_lot::RwLock;
@@ -26,6 +26,7 @@ use crate::tls::ProvenNames;
 struct Generated {
     psk: Psk,
     keys: KeyVersion,
+    key: KeyUse,
     since: Instant,
 }
 
@@ -40,6 +41,8 @@ pub(crate) struct NewPsk {
     pub(crate) psk: Psk,
     /// Keys that the exchange began with.
     pub(crate) keys: KeyVersion,
+    /// The key that the host has proven.
+    pub(crate) key: KeyUse,
     /// This side has proven its key, too.
     pub(crate) proven: bool,
 }
@@ -51,7 +54,7 @@ pub(crate) struct GeneratedPsks(RwLock<BTreeMap<Nqn, VecDeque<Generated>>>);
 impl GeneratedPsks {
     /// Adds `new`, instead of the one with the identity `replaced`.
     pub(crate) fn insert(&self, new: NewPsk, replaced: Option<&[u8]>, now: Instant) {
-        let NewPsk { psk, keys, .. } = new;
+        let NewPsk { psk, keys, key, .. } = new;
         let Some(names) = ProvenNames::of(&psk.identity) else { return };
         let mut hosts = self.0.write();
         let own = hosts.entry(names.host).or_default();
@@ -59,22 +62,21 @@ impl GeneratedPsks {
         while own.len() >= GENERATED_PSKS_PER_HOST {
             own.pop_front();
         }
-        own.push_back(Generated { psk, keys, since: now });
+        own.push_back(Generated { psk, keys, key, since: now });
     }
 
-    /// A queue of the PSK with this identity is being attached. False if the PSK has ended, in
-    /// which case the queue must not be.
-    pub(crate) fn begin_use(&self, identity: &[u8], now: Instant) -> bool {
-        let Some(names) = ProvenNames::of(identity) else { return false };
+    /// A queue of the PSK with this identity is being attached. Returns the use of the key by which
+    /// the host has made it. `None` if the PSK has ended, in which case the queue must not be
+    /// attached.
+    pub(crate) fn begin_use(&self, identity: &[u8], now: Instant) -> Option<KeyUse> {
+        let names = ProvenNames::of(identity)?;
         let mut hosts = self.0.write();
-        let Some(own) = hosts.get_mut(&names.host) else { return false };
+        let own = hosts.get_mut(&names.host)?;
         let at = own.iter().position(|known| known.psk.identity == identity);
-        let Some(used) = at.filter(|&at| own[at].is_valid(now)).and_then(|at| own.remove(at))
-        else {
-            return false;
-        };
+        let used = at.filter(|&at| own[at].is_valid(now)).and_then(|at| own.remove(at))?;
+        let key = used.key.clone();
         own.push_back(used);
-        true
+        Some(key)
     }
 
     /// The PSK with this identity still opens queues.
@@ -144,7 +146,7 @@ mod tests {
 
     fn made(psk: &Psk) -> NewPsk {
         let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
-        NewPsk { psk: psk.clone(), keys, proven: true }
+        NewPsk { psk: psk.clone(), keys, key: KeyUse::default(), proven: true }
     }
 
     fn of(host: &str, count: usize) -> Vec<Psk> {
@@ -182,8 +184,8 @@ mod tests {
                 all.insert(made(one), None, now);
             }
             // Connected earlier: its host does not need it any more.
-            assert!(all.begin_use(&first[0].identity, now));
-            assert!([5, 3].iter().all(|&at| all.begin_use(&first[at].identity, now)));
+            assert!(all.begin_use(&first[0].identity, now).is_some());
+            assert!([5, 3].iter().all(|&at| all.begin_use(&first[at].identity, now).is_some()));
             let missing = || {
                 let all = first.iter().map(|one| all.find(&one.identity, now));
                 Vec::from_iter(
@@ -214,20 +216,20 @@ mod tests {
             let [ended, expired, kept] = [1, 2, 3].map(|byte| psk("nqn.2026-01.test:h", byte));
             for one in [&ended, &expired] {
                 all.insert(made(one), None, now);
-                assert!(all.begin_use(&one.identity, now));
+                assert!(all.begin_use(&one.identity, now).is_some());
             }
             all.remove(&ended.identity);
-            assert!(!all.begin_use(&ended.identity, now));
+            assert!(all.begin_use(&ended.identity, now).is_none());
             let end = now + GENERATED_PSK_LIFETIME;
-            assert!(!all.begin_use(&expired.identity, end));
+            assert!(all.begin_use(&expired.identity, end).is_none());
             let keys = KeyRing::new(Vec::new());
             let pair = KeyPair::shared(&keys);
-            all.insert(NewPsk { psk: kept.clone(), keys: pair.version(), proven: true }, None, end);
-            assert!(all.begin_use(&kept.identity, end));
+            all.insert(NewPsk { keys: pair.version(), ..made(&kept) }, None, end);
+            assert!(all.begin_use(&kept.identity, end).is_some());
             let secret = flagstone_auth::Secret::new(&[1; 32], None).unwrap();
             keys.replace(vec![secret]);
-            assert!(!all.begin_use(&kept.identity, end));
-            assert!(!all.begin_use(b"nonsense", end));
+            assert!(all.begin_use(&kept.identity, end).is_none());
+            assert!(all.begin_use(b"nonsense", end).is_none());
         })
         .unwrap();
     }

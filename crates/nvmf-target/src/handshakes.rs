@@ -39,11 +39,13 @@ pub enum FailureReason {
     PskEnded,
     /// The names in Connect differ from the names that the host has proven by TLS.
     OtherIdentity,
+    /// The key that the host has proven was withdrawn meanwhile.
+    Withdrawn,
 }
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::NoKey,
         Self::NoOwnKey,
         Self::Refused(Explanation::Failed),
@@ -59,6 +61,7 @@ impl FailureReason {
         Self::NoTls,
         Self::PskEnded,
         Self::OtherIdentity,
+        Self::Withdrawn,
     ];
 
     /// Name, for metrics.
@@ -79,6 +82,7 @@ impl FailureReason {
             Self::NoTls => "no-tls",
             Self::PskEnded => "psk-ended",
             Self::OtherIdentity => "other-identity",
+            Self::Withdrawn => "withdrawn-key",
         }
     }
 }
@@ -103,6 +107,7 @@ impl std::fmt::Display for FailureReason {
             Self::OtherIdentity => {
                 f.write_str("the host has proven another name by TLS than it gives")
             }
+            Self::Withdrawn => f.write_str("the key that the host has proven was withdrawn"),
         }
     }
 }
@@ -163,7 +168,8 @@ impl Handshakes {
             FailureReason::NoOwnKey
             | FailureReason::Abandoned
             | FailureReason::Busy
-            | FailureReason::PskEnded => FailureKind::Unfinished,
+            | FailureReason::PskEnded
+            | FailureReason::Withdrawn => FailureKind::Unfinished,
             _ => FailureKind::Guess,
         };
         self.delays.lock().failed(source, kind, time::now());

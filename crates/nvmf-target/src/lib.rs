@@ -456,6 +456,15 @@ impl Target {
         self.discovery.disconnect("target shutdown");
     }
 
+    /// Ends the controllers that have a queue with a withdrawn key: the queue's host has proven it
+    /// last, or made the queue's TLS channel with it. Call it after keys were replaced. Returns the
+    /// number of controllers.
+    pub fn end_withdrawn(&self) -> usize {
+        let subsystems = self.subsystems().into_iter().chain([self.discovery.clone()]);
+        let controllers = subsystems.flat_map(|subsystem| subsystem.controllers());
+        controllers.filter(|controller| controller.end_if_withdrawn()).count()
+    }
+
     /// Sets the TLS keys between hosts and the subsystem `nqn`, which may be added later.
     /// Connections that are made afterwards use them.
     pub fn set_tls_keys(&self, nqn: &Nqn, keys: BTreeMap<Nqn, HostTls>) {
@@ -515,12 +524,12 @@ impl Target {
         self.controllers.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Finds the subsystem that a host names `nqn`.
     /// True if `host` has to prove a key for authentication to the subsystem `nqn`.
     fn has_key(&self, nqn: &Nqn, host: &Nqn) -> bool {
         self.subsystem(nqn).is_some_and(|subsystem| subsystem.keys_of(host).is_some())
     }
 
+    /// Finds the subsystem that a host names `nqn`.
     fn subsystem(&self, nqn: &Nqn) -> Option<Arc<ServedSubsystem>> {
         if nqn.is_discovery() {
             return Some(self.discovery.clone());

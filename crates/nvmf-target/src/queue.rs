@@ -6,7 +6,9 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
+use flagstone_auth::KeyUse;
 use flagstone_runtime::net::Stream;
+use parking_lot::Mutex;
 
 use crate::reservation::HostId;
 
@@ -42,7 +44,17 @@ pub(crate) struct ControllerQueue {
     admitted: [AtomicU64; 2],
     /// Current phase, 0 or 1.
     phase: AtomicU8,
+    proven: Mutex<ProvenKeys>,
     connection: Box<dyn Hangup>,
+}
+
+/// Keys that the host of a queue has proven.
+#[derive(Debug, Default)]
+struct ProvenKeys {
+    /// The key of its TLS channel, or the key by which concatenation has generated that.
+    channel: Option<KeyUse>,
+    /// The key of its last authentication.
+    authentication: Option<KeyUse>,
 }
 
 /// Phase in which a command was admitted. A new phase separates earlier from later commands.
@@ -67,6 +79,7 @@ impl ControllerQueue {
             answered: AtomicBool::new(false),
             admitted: Default::default(),
             phase: AtomicU8::new(0),
+            proven: Mutex::default(),
             connection,
         }
     }
@@ -85,6 +98,22 @@ impl ControllerQueue {
     /// True after [`ControllerQueue::set_answered`].
     pub(super) fn has_answered(&self) -> bool {
         self.answered.load(Acquire)
+    }
+
+    /// The host has proven the key of its channel.
+    pub(super) fn proved_channel(&self, key: KeyUse) {
+        self.proven.lock().channel = Some(key);
+    }
+
+    /// The host has authenticated with `key`, for the first time or again.
+    pub(crate) fn proved_authentication(&self, key: KeyUse) {
+        self.proven.lock().authentication = Some(key);
+    }
+
+    /// True if a key that the host has proven was withdrawn since.
+    pub(super) fn has_withdrawn_key(&self) -> bool {
+        let proven = self.proven.lock();
+        [&proven.channel, &proven.authentication].into_iter().flatten().any(KeyUse::is_withdrawn)
     }
 
     /// Counts an admitted command that did not complete immediately. Only on the queue's core.

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{Identity, Psk, TlsKey, derived};
+use flagstone_auth::{KeyUse, TlsRing};
 use flagstone_nvme::Nqn;
 use flagstone_runtime::time::Instant;
 use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure, TlsRecordLayer};
@@ -156,8 +156,8 @@ pub(crate) struct ProvenNames {
 pub(crate) enum ChannelProof<'a> {
     /// No proof: the connection has no TLS.
     Plain,
-    /// The host has a configured TLS key.
-    ConfiguredKey,
+    /// The host has a configured TLS key, with this use.
+    ConfiguredKey(&'a KeyUse),
     /// The host authenticated earlier, by secure channel concatenation, which generated the PSK
     /// with this identity.
     GeneratedPsk(&'a [u8]),
@@ -230,21 +230,34 @@ impl TlsKeys {
     }
 
     /// Keys of the pair; for the discovery subsystem, all keys of the host.
-    fn keys_of(&self, names: ProvenNames) -> Vec<TlsKey> {
+    fn keys_of(&self, names: ProvenNames) -> Vec<(TlsKey, KeyUse)> {
         let keys = self.keys.read();
         let subsystems = match names.subsystem.is_discovery() {
             true => keys.values().collect(),
             false => Vec::from_iter(keys.get(&names.subsystem)),
         };
-        let mut found: Vec<TlsKey> = Vec::new();
+        let mut found: Vec<(TlsKey, KeyUse)> = Vec::new();
         for known in subsystems.into_iter().filter_map(|hosts| hosts.get(&names.host)) {
-            for key in known.keys.secrets() {
-                if !found.contains(&key) {
-                    found.push(key);
+            for (key, used) in known.keys.uses() {
+                if !found.iter().any(|(other, _)| *other == key) {
+                    found.push((key, used));
                 }
             }
         }
         found
+    }
+
+    /// PSKs that may belong to an identity, as received, each with the use of its key.
+    fn configured(&self, identity: &[u8]) -> Vec<(Psk, KeyUse)> {
+        let (Some(names), Some(parsed)) = (ProvenNames::of(identity), Identity::parse(identity))
+        else {
+            return Vec::new();
+        };
+        let keys = self.keys_of(names).into_iter();
+        keys.flat_map(|(key, used)| {
+            derived(&key, &parsed).into_iter().map(move |psk| (psk, used.clone()))
+        })
+        .collect()
     }
 
     pub(crate) fn succeeded(&self, layer: TlsRecordLayer) {
@@ -271,18 +284,14 @@ impl TlsKeys {
 /// Configured keys alone.
 impl PskKeys for TlsKeys {
     fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
-        let (Some(names), Some(parsed)) = (ProvenNames::of(identity), Identity::parse(identity))
-        else {
-            return Vec::new();
-        };
-        self.keys_of(names).iter().flat_map(|key| derived(key, &parsed)).collect()
+        self.configured(identity).into_iter().map(|(psk, _)| psk).collect()
     }
 }
 
 /// Origin of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum KeyOrigin {
-    Configured,
+    Configured(KeyUse),
     Generated,
 }
 
@@ -305,13 +314,13 @@ impl HandshakeKeys {
 
     /// Origin of the key that the host has proven.
     pub(crate) fn used(&self) -> Option<KeyOrigin> {
-        *self.used.lock()
+        self.used.lock().clone()
     }
 
     fn candidates(&self, identity: &[u8]) -> Vec<(Psk, KeyOrigin)> {
-        let configured = self.keys.candidates(identity).into_iter();
+        let configured = self.keys.configured(identity).into_iter();
         let generated = self.generated.and_then(|now| self.keys.generated.find(identity, now));
-        let configured = configured.map(|psk| (psk, KeyOrigin::Configured));
+        let configured = configured.map(|(psk, used)| (psk, KeyOrigin::Configured(used)));
         configured.chain(generated.map(|psk| (psk, KeyOrigin::Generated))).collect()
     }
 }

@@ -241,6 +241,50 @@ fn host_detects_a_target_with_another_key() {
     });
 }
 
+/// Rotation, with a controller for each thing that a host may have done before the old key goes.
+#[test]
+fn withdrawn_key_ends_only_controllers_that_use_it() {
+    on_each_driver(async || {
+        let ring = KeyRing::new(vec![secret(1)]);
+        let keys = KeyPair { host: ring.clone(), controller: None, demand: KeyDemand::Required };
+        let server = server(TargetConfig::default(), keys);
+        let with = |byte| exchange(secret(byte), None, DhGroup::Null);
+        let (mut old, _) = admin(&server).await;
+        let (mut partly, id) = admin(&server).await;
+        let (mut again, _) = admin(&server).await;
+        let (mut waits, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let (mut io, _) = connected(&server, 1, id).await;
+        authenticate(&mut io, with(1)).await.unwrap();
+        assert!(ring.replace(vec![secret(1), secret(2)]));
+        assert_eq!(server.target.end_withdrawn(), 0);
+        let (mut new, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        authenticate(&mut new, with(2)).await.unwrap();
+        for one in [&mut partly, &mut again] {
+            authenticate(one, with(2)).await.unwrap();
+        }
+        // An exchange that began with the old key, and ends when the key is gone.
+        let mut late = with(1);
+        assert_eq!(send(&mut waits, &late.negotiate()).await, Status::SUCCESS);
+        let Ok(HostStep::Reply(reply)) = late.fetched(&fetch(&mut waits).await.unwrap()) else {
+            panic!("a reply")
+        };
+        assert!(ring.replace(vec![secret(2)]));
+        assert_eq!(server.target.end_withdrawn(), 2);
+        for ended in [&mut old, &mut partly, &mut io] {
+            ended.closed().await;
+        }
+        assert_eq!(send(&mut waits, &reply).await, Status::SUCCESS);
+        assert_eq!(fetch(&mut waits).await, Err(Status::COMMAND_SEQUENCE_ERROR));
+        waits.closed().await;
+        assert_eq!(failures(&server, FailureReason::Withdrawn), 1);
+        assert_eq!(again.status().await.ready(), 1);
+        assert_eq!(new.configure(enabled()).await, Status::SUCCESS);
+        assert_eq!(server.target.end_withdrawn(), 0);
+        drop((old, partly, again, waits, io, new));
+        is_sound(&server).await;
+    });
+}
+
 #[test]
 fn rotated_keys_leave_connections_alone() {
     on_each_driver(async || {

@@ -1,13 +1,15 @@
 //! Reload of a running server: the numbers of existing limits, and the files of keys, certificates
-//! and tokens. Other changes need a restart.
+//! and tokens. Other changes need a restart. Whoever has proven a key that was withdrawn is
+//! disconnected: a key that its file does not have any more, or of a host that was removed from the
+//! configuration.
 //!
 //! Invariant: everything is read before anything changes. If the configuration or any file cannot
 //! be used, nothing changes, so a key is never withdrawn for some of its users only.
 
 use std::sync::Arc;
 
-use flagstone_nbd::NbdTlsClient;
-use flagstone_runtime::tls::{TlsClient, TlsServer};
+use flagstone_nbd::{NbdTlsClient, NbdTlsKeys};
+use flagstone_runtime::tls::TlsClient;
 
 use flagstone_limit::{Limit, Limiter};
 
@@ -30,7 +32,7 @@ pub(crate) enum ReloadRefusal {
 /// Contents of all files of keys, certificates and tokens, read again.
 struct FilesRead {
     rings: keys::ReadAgain,
-    nbd_server: Option<TlsServer>,
+    nbd_server: Option<NbdTlsKeys>,
     nbd_clients: Vec<(NbdTlsClient, TlsClient)>,
     users: Option<Credentials>,
 }
@@ -63,7 +65,7 @@ impl Server {
     fn read_files(&self, read: &Config) -> Result<FilesRead, Vec<String>> {
         let texts =
             |errors: Vec<TlsFileError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let rings = keys::ReadAgain::new(read);
+        let rings = keys::ReadAgain::new(&self.config, read);
         let rings = rings.map_err(|errors| errors.iter().map(ToString::to_string).collect());
         let nbd_server = self.read_nbd_server(read).map_err(|error| texts(vec![error]));
         let nbd_clients = tls_files::read_clients_again(read).map_err(texts);
@@ -81,7 +83,7 @@ impl Server {
 
     /// Keys of the NBD listeners, `None` without TLS. Files that `next`, the configuration of the
     /// next start, does not name any more may be missing.
-    fn read_nbd_server(&self, next: &Config) -> Result<Option<TlsServer>, TlsFileError> {
+    fn read_nbd_server(&self, next: &Config) -> Result<Option<NbdTlsKeys>, TlsFileError> {
         let files = |nbd: &Nbd| (nbd.tls_certificates.clone(), nbd.tls_psk_file.clone());
         let (running, next) = (&self.config.server.nbd, &next.server.nbd);
         if self.nbd_tls.is_none() {
@@ -101,8 +103,12 @@ impl Server {
         if keys_changed > 0 {
             tracing::info!(keys_changed, "connections made from now on use the changed keys");
         }
-        if let (Some(tls), Some(server)) = (&self.nbd_tls, files.nbd_server) {
-            tls.replace(server);
+        let mut ended = self.target.end_withdrawn();
+        if let (Some(tls), Some(keys)) = (&self.nbd_tls, files.nbd_server) {
+            ended += tls.replace(keys);
+        }
+        if ended > 0 {
+            tracing::warn!(ended, "ended controllers and connections whose keys were withdrawn");
         }
         for (client, again) in files.nbd_clients {
             client.replace(again);

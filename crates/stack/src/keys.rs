@@ -11,8 +11,8 @@ use flagstone_auth::tls::{TlsKey, TlsKeyError};
 use flagstone_auth::{
     KeyDemand, KeyPair, KeyRing, RING_SECRETS, Ring, Secret, SecretError, TlsRing,
 };
-use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::{Config, HostAccess};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
@@ -112,13 +112,15 @@ pub struct ReadAgain {
 impl ReadAgain {
     /// Reads every file in use. Nothing changes before [`ReadAgain::apply`]. A file that `next`,
     /// the configuration of the next start, does not name any more may be missing: its secrets
-    /// stay.
+    /// stay, unless only hosts of the `running` configuration used it that `next` does not have.
     ///
     /// # Errors
     /// All other files that cannot be used.
-    pub fn new(next: &Config) -> Result<ReadAgain, Vec<KeyError>> {
+    pub fn new(running: &Config, next: &Config) -> Result<ReadAgain, Vec<KeyError>> {
         let (secrets, tls) = paths(next);
-        match (read_again(&RINGS, &secrets), read_again(&TLS_RINGS, &tls)) {
+        let removed = files_of_removed_hosts(running, next);
+        let secrets = read_again(&RINGS, &secrets, &removed);
+        match (secrets, read_again(&TLS_RINGS, &tls, &removed)) {
             (Ok(secrets), Ok(tls)) => Ok(ReadAgain { secrets, tls }),
             (secrets, tls) => Err(secrets.err().into_iter().chain(tls.err()).flatten().collect()),
         }
@@ -138,10 +140,15 @@ type RingKeys<K> = Vec<(Ring<K>, Vec<K>)>;
 fn read_again<K: FileKey>(
     rings: &Rings<K>,
     named: &BTreeSet<&PathBuf>,
+    removed: &BTreeSet<PathBuf>,
 ) -> Result<RingKeys<K>, Vec<KeyError>> {
     let rings = rings.lock().clone();
     let (mut read, mut errors) = (Vec::new(), Vec::new());
     for (path, ring) in rings {
+        if removed.contains(&path) {
+            read.push((ring, Vec::new()));
+            continue;
+        }
         match read_keys(&path) {
             Ok(keys) => read.push((ring, keys)),
             Err(error) if named.contains(&path) => errors.push(error),
@@ -156,6 +163,20 @@ pub fn check(config: &Config) -> Vec<KeyError> {
     let (secrets, tls) = paths(config);
     let secrets = secrets.into_iter().filter_map(|path| read(path).err());
     secrets.chain(tls.into_iter().filter_map(|path| read_tls(path).err())).collect()
+}
+
+/// Files of hosts that `next` does not have any more, and of nothing else.
+fn files_of_removed_hosts(running: &Config, next: &Config) -> BTreeSet<PathBuf> {
+    let stays = |host: &HostAccess| next.hosts.iter().any(|other| other.nqn == host.nqn);
+    let (stay, gone) = running.hosts.iter().cloned().partition(stays);
+    let gone: Vec<HostAccess> = gone;
+    let rest = Config { hosts: stay, ..running.clone() };
+    let files = gone.into_iter().flat_map(|host| [host.key_file, host.tls_key_file]).flatten();
+    let used: Vec<_> = [&rest, next].into_iter().map(paths).collect();
+    let is_used = |file: &PathBuf| {
+        used.iter().any(|(secrets, tls)| secrets.contains(file) || tls.contains(file))
+    };
+    files.filter(|file| !is_used(file)).collect()
 }
 
 /// Files of secrets and of TLS keys that a configuration names.
@@ -311,7 +332,7 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("line 1"));
         let used = tls_ring(&path).unwrap();
         file(&folder, &format!("{TLS}\n# old\n{TLS}\n"), 0o600);
-        assert!(ReadAgain::new(&naming(&[])).unwrap().apply() >= 1);
+        assert!(ReadAgain::new(&naming(&[]), &naming(&[])).unwrap().apply() >= 1);
         assert_eq!(used.secrets().len(), 2);
         file(&folder, TLS, 0o644);
         assert!(read_tls(&path).unwrap_err().to_string().contains("chmod 600"));
@@ -330,23 +351,33 @@ mod tests {
         file(&folder, &format!("{CANARY}\n{CANARY}\n"), 0o400);
         let other = folder.path().join("other");
         let both = naming(&[&path, &other]);
-        assert_eq!(ReadAgain::new(&both).unwrap().apply(), 1);
+        assert_eq!(ReadAgain::new(&both, &both).unwrap().apply(), 1);
         assert_eq!(used.secrets().len(), 2);
-        assert_eq!(ReadAgain::new(&both).unwrap().apply(), 0);
+        assert_eq!(ReadAgain::new(&both, &both).unwrap().apply(), 0);
         // Another ring has fewer secrets now, and does not change alone.
         std::fs::write(&other, format!("{CANARY}\n{CANARY}\n")).unwrap();
         std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o600)).unwrap();
         let withdrawn = ring(&other).unwrap();
         std::fs::write(&other, CANARY).unwrap();
         file(&folder, "", 0o600);
-        let errors = ReadAgain::new(&both).unwrap_err();
+        let errors = ReadAgain::new(&both, &both).unwrap_err();
         let said: Vec<_> = errors.iter().map(ToString::to_string).collect();
         assert!(said.len() == 1 && said[0].contains("/key: it holds 0"), "{said:?}");
         assert_eq!((used.secrets().len(), withdrawn.secrets().len()), (2, 2));
-        // A host that was removed from the configuration with its file.
+        // The first host gets another file at the next start.
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(ReadAgain::new(&naming(&[&other])).unwrap().apply(), 1);
+        let moved = naming(&[&other]);
+        assert_eq!(ReadAgain::new(&both, &moved).unwrap().apply(), 1);
         assert_eq!((used.secrets().len(), withdrawn.secrets().len()), (2, 1));
+        // The second one is removed, and nothing else used its file.
+        let one = naming(&[&path]);
+        std::fs::write(&path, CANARY).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(ReadAgain::new(&both, &one).unwrap().apply(), 2);
+        assert_eq!((used.secrets().len(), withdrawn.secrets().len()), (1, 0));
+        // It comes back.
+        assert_eq!(ReadAgain::new(&both, &both).unwrap().apply(), 1);
+        assert_eq!(withdrawn.secrets().len(), 1);
     }
 
     fn naming(files: &[&Path]) -> Config {

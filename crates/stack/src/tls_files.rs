@@ -15,10 +15,8 @@ use flagstone_auth::RING_SECRETS;
 use flagstone_auth::tls::{Psk, PskHash};
 use flagstone_config::device_spec::{DeviceSpec, NbdTlsSpec, NbdTlsTrust};
 use flagstone_config::{Config, Nbd};
-use flagstone_nbd::NbdTlsClient;
-use flagstone_runtime::tls::{
-    ClientIdentity, PskServer, ServerTrust, TlsClient, TlsConfigError, TlsServer,
-};
+use flagstone_nbd::{NbdTlsClient, NbdTlsKeys};
+use flagstone_runtime::tls::{ClientIdentity, ServerTrust, TlsClient, TlsConfigError, TlsServer};
 use flagstone_transport::{PskChooser, PskKeys, tls_psk};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
@@ -80,25 +78,26 @@ pub enum TlsFileError {
 ///
 /// # Errors
 /// A file cannot be used.
-pub fn server(nbd: &Nbd) -> Result<TlsServer, TlsFileError> {
+pub fn server(nbd: &Nbd) -> Result<NbdTlsKeys, TlsFileError> {
     let psks = nbd.tls_psk_file.as_deref().map(read_psks).transpose()?;
-    let psks = psks.map(chooser);
+    let psks = psks.map(|psks| Arc::new(NamedPsks(psks)));
+    let chooser = |psks: &Arc<NamedPsks>| Arc::new(PskChooser(psks.clone()));
     let Some(folder) = &nbd.tls_certificates else {
         let path = nbd.tls_psk_file.clone().unwrap_or_default();
-        let psks = psks.unwrap_or_else(|| chooser(Psks::new()));
-        return TlsServer::with_psks(psks).map_err(|error| TlsFileError::Refused { path, error });
+        let psks = psks.unwrap_or_else(|| Arc::new(NamedPsks(Psks::new())));
+        let made = TlsServer::with_psks(chooser(&psks));
+        let server = made.map_err(|error| TlsFileError::Refused { path, error })?;
+        return Ok(NbdTlsKeys { server, psks: Some(psks) });
     };
     let own = identity(folder, "server")?;
     let authorities = match nbd.tls_verify_clients {
         true => Some(certificate(&folder.join("ca-cert.pem"))?),
         false => None,
     };
-    let made = TlsServer::with_certificate(&own, authorities.as_deref(), psks);
-    made.map_err(|error| TlsFileError::Refused { path: folder.clone(), error })
-}
-
-fn chooser(psks: Psks) -> Arc<dyn PskServer> {
-    Arc::new(PskChooser(Arc::new(NamedPsks(psks))))
+    let offered = psks.as_ref().map(|psks| chooser(psks) as _);
+    let made = TlsServer::with_certificate(&own, authorities.as_deref(), offered);
+    let server = made.map_err(|error| TlsFileError::Refused { path: folder.clone(), error })?;
+    Ok(NbdTlsKeys { server, psks: psks.map(|psks| psks as _) })
 }
 
 /// The files of the NBD listeners that cannot be used, if the configuration has such with TLS.

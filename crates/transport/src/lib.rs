@@ -17,6 +17,8 @@ mod refusal;
 mod send;
 mod wait_group;
 
+pub use flagstone_auth::tls::{Psk, PskHash};
+
 pub use admission::{AdmittedHandshake, HandshakeAdmission, SharedDelays};
 pub use failure_delays::{FailureDelays, FailureKind, PeerSource, source_of, source_of_peer};
 pub use in_flight::{InFlight, InFlightPlace, QueuedPlace};

@@ -34,7 +34,7 @@ use flagstone_transport::{InFlight, RefusalLog, Rx, RxError, source_of_peer};
 
 pub use attached::AttachedClient;
 pub use drain::Drain;
-pub use tls::NbdTls;
+pub use tls::{NbdTls, NbdTlsKeys};
 
 use crate::export::Exports;
 use crate::handshake::{Handshake, HandshakeError, HandshakeStep, NbdRefusal, NbdRefusalReason};
@@ -47,6 +47,7 @@ use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
 use connection::NbdConnection;
 use refusal_counts::RefusalCounts;
+use tls::ConnectionTls;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
@@ -226,10 +227,11 @@ impl NbdServer {
         if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
             tracing::debug!("cannot enable TCP keep alive: {error}");
         }
+        let tls = ConnectionTls::new(tls);
         let mut socket = Socket::from(stream.clone());
         let mut rx = Rx::new(socket.clone());
         let negotiation = async {
-            let session = self.negotiate(&mut socket, &mut rx, tls.as_ref()).await?;
+            let session = self.negotiate(&mut socket, &mut rx, &tls).await?;
             let ready = async {
                 let owner = match session.link {
                     Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
@@ -261,7 +263,7 @@ impl NbdServer {
         &self,
         socket: &mut Socket,
         rx: &mut Rx,
-        tls: Option<&NbdTls>,
+        tls: &ConnectionTls,
     ) -> Result<NbdSession, DisconnectReason> {
         let peer = socket.stream().peer();
         let Some(_negotiating) = self.negotiations.begin(source_of_peer(&peer)) else {
@@ -272,7 +274,7 @@ impl NbdServer {
         let begun = time::now();
         let mut out = Vec::new();
         let handshake = Handshake::new(self.exports.clone(), &mut out);
-        let mut handshake = handshake.with_security(tls::security(tls));
+        let mut handshake = handshake.with_security(tls.security());
         loop {
             let step_max = self.options.handshake_timeout;
             let all_max = if self.negotiations.is_crowded() {
@@ -389,7 +391,7 @@ async fn negotiation_step(
     rx: &mut Rx,
     handshake: &mut Handshake,
     out: &mut Vec<u8>,
-    (tls, timeout): (Option<&NbdTls>, Duration),
+    (tls, timeout): (&ConnectionTls, Duration),
 ) -> Result<Option<NbdSession>, DisconnectReason> {
     let mut scratch = Vec::new();
     loop {

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::{
-    self as auth, ControllerOptions, DhGroup, ExchangeProgress, Explanation, Hash, KeyVersion,
-    Names, Randomness,
+    self as auth, ControllerOptions, DhGroup, ExchangeProgress, Explanation, Hash, KeyUse,
+    KeyVersion, Names, Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::{FabricsType, Sqe, Status};
@@ -58,6 +58,8 @@ pub(crate) enum Stage {
 pub(crate) struct Exchange {
     controller: auth::ControllerExchange,
     keys: KeyVersion,
+    /// Uses of the host's secrets, in the order of the exchange.
+    uses: Vec<KeyUse>,
     concatenation: ConcatenationRule,
     handshake: PendingHandshake,
     began: Instant,
@@ -93,7 +95,7 @@ impl Authentication {
             (Some(handshake), _) => Self::Required(Stage::Admitted(handshake)),
             (None, ChannelProof::GeneratedPsk(_)) => Self::Passed(Stage::Idle),
             (None, _) if is_optional => Self::Passed(Stage::Idle),
-            (None, ChannelProof::Plain | ChannelProof::ConfiguredKey) => Self::NotRequired,
+            (None, ChannelProof::Plain | ChannelProof::ConfiguredKey(_)) => Self::NotRequired,
         }
     }
 
@@ -234,13 +236,13 @@ impl Connection {
             // Before the secrets are read: a replacement in between invalidates keys derived from
             // them.
             let version = keys.version();
-            let secrets = |ring: &auth::KeyRing| ring.secrets();
+            let (host_secrets, uses) = keys.host.uses().into_iter().unzip();
             let options = ControllerOptions {
                 names: Names {
                     host: controller.host.nqn.to_string(),
                     subsystem: controller.subsystem.nqn.to_string(),
                 },
-                host_secrets: secrets(&keys.host),
+                host_secrets,
                 own_secret: keys.controller.as_ref().and_then(auth::KeyRing::first),
                 hashes: Hash::ALL.into(),
                 groups: DhGroup::ALL.into(),
@@ -249,7 +251,7 @@ impl Connection {
             let controller =
                 auth::ControllerExchange::new(options, Randomness::from_words(random_u64));
             let (keys, began) = (version, time::now());
-            Ok(Box::new(Exchange { controller, keys, concatenation, handshake, began }))
+            Ok(Box::new(Exchange { controller, keys, uses, concatenation, handshake, began }))
         };
         let (exchange, delay) = match (std::mem::replace(stage, Stage::Idle), step) {
             (Stage::Exchanging(exchange), _) => (exchange, Duration::ZERO),
@@ -276,7 +278,15 @@ impl Connection {
     fn exchanged(&self, mut exchange: Box<Exchange>) -> Result<(), Status> {
         let psk = self.settle_psk(&mut exchange);
         let progress = exchange.controller.progress();
+        let mut is_withdrawn = false;
+        if progress == ExchangeProgress::Authenticated {
+            let key = exchange.key();
+            // Before the check: a key that is withdrawn after it is found on the queue.
+            self.with_controller(|_, queue| queue.proved_authentication(key.clone()));
+            is_withdrawn = key.is_withdrawn();
+        }
         let failure = match (progress, psk) {
+            (ExchangeProgress::Authenticated, _) if is_withdrawn => Some(FailureReason::Withdrawn),
             (ExchangeProgress::Authenticated, PskOutcome::Refused(_)) => {
                 Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
             }
@@ -300,11 +310,11 @@ impl Connection {
         let mut session = self.session.borrow_mut();
         let Some(session) = session.as_mut() else { return Ok(()) };
         match (progress, psk) {
-            (ExchangeProgress::Authenticated, PskOutcome::Refused(_)) => {
+            (ExchangeProgress::Authenticated, _) if failure.is_some() => {
                 session.authentication = Authentication::Failed;
                 return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
             }
-            (ExchangeProgress::Authenticated, PskOutcome::Kept | PskOutcome::None) => {
+            (ExchangeProgress::Authenticated, _) => {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
                 // The host reconnects with TLS, and sends no other command on this queue, even
@@ -345,7 +355,7 @@ impl Connection {
         }
         let Some(psk) = exchange.controller.take_psk() else { return PskOutcome::None };
         let (keys, proven) = (exchange.keys.clone(), exchange.controller.has_proven());
-        let new = NewPsk { psk, keys, proven };
+        let new = NewPsk { psk, keys, key: exchange.key(), proven };
         let kept = self.with_controller(|controller, _| controller.keep_psk(new));
         kept.unwrap_or(ended).map_or_else(PskOutcome::Refused, |()| PskOutcome::Kept)
     }
@@ -391,6 +401,12 @@ impl Connection {
 }
 
 impl Exchange {
+    /// Use of the key that the host has proven. Before that, one that is never withdrawn.
+    fn key(&self) -> KeyUse {
+        let matched = self.controller.matched_secret();
+        matched.and_then(|at| self.uses.get(at)).cloned().unwrap_or_default()
+    }
+
     /// Why concatenation was refused, if `reason` says that it was.
     fn concatenation_refusal(
         &self,

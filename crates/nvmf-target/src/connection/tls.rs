@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use flagstone_auth::KeyUse;
 use flagstone_nvme::Status;
 use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
@@ -21,8 +22,15 @@ use crate::{Controller, Target};
 /// Host authenticated by TLS.
 pub(super) struct TlsHost {
     names: ProvenNames,
-    /// Identity of the PSK, if concatenation has generated it.
-    generated: Option<Vec<u8>>,
+    key: ChannelKey,
+}
+
+/// Key of a host's TLS channel.
+enum ChannelKey {
+    /// A configured TLS key.
+    Configured(KeyUse),
+    /// The PSK with this identity, which concatenation has generated.
+    Generated(Vec<u8>),
 }
 
 /// Socket of a connection, the names that its host has proven, and its receiver. `None` if the
@@ -152,14 +160,18 @@ async fn handshake(
         let accepted = server.accept(stream.clone(), received).await;
         let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target, mode))?;
         let host = match accepted.peer_identity() {
-            PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
-                let is_generated = keys.used() == Some(KeyOrigin::Generated);
-                TlsHost { names, generated: is_generated.then(|| identity.clone()) }
-            }),
+            PeerIdentity::Psk(identity) => ProvenNames::of(identity).zip(keys.used()),
             PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
         };
-        let host = host.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
-        Ok((accepted.into(), host))
+        let (names, used) = host.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
+        let key = match (used, accepted.peer_identity()) {
+            (KeyOrigin::Configured(used), _) => ChannelKey::Configured(used),
+            (KeyOrigin::Generated, PeerIdentity::Psk(identity)) => {
+                ChannelKey::Generated(identity.clone())
+            }
+            (KeyOrigin::Generated, _) => return Err(failed(TlsFailureReason::UnknownIdentity)),
+        };
+        Ok((accepted.into(), TlsHost { names, key }))
     };
     let accepted = admitted.run(timeout, accepting, |failed: &Failed| failed.kind).await;
     accepted.unwrap_or_else(|| Err(failed(TlsFailureReason::Timeout)))
@@ -181,10 +193,10 @@ impl Connection {
 
     /// Proof of the host's identity by the channel.
     pub(super) fn channel(&self) -> ChannelProof<'_> {
-        match &self.tls_host {
+        match self.tls_host.as_ref().map(|host| &host.key) {
             None => ChannelProof::Plain,
-            Some(TlsHost { generated: None, .. }) => ChannelProof::ConfiguredKey,
-            Some(TlsHost { generated: Some(identity), .. }) => ChannelProof::GeneratedPsk(identity),
+            Some(ChannelKey::Configured(key)) => ChannelProof::ConfiguredKey(key),
+            Some(ChannelKey::Generated(identity)) => ChannelProof::GeneratedPsk(identity),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Connect: every check, and the state left by an ended queue.
 
 use flagstone_auth::tls::{TlsKey, offered};
-use flagstone_auth::{KeyPair, KeyRing};
+use flagstone_auth::{KeyPair, KeyRing, KeyUse, TlsRing};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
 use flagstone_nvme::property::Property;
 use flagstone_nvme::status::Status;
@@ -56,7 +56,7 @@ fn controller_with_plain_io_queues_has_no_generated_psk() {
         let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
         let made = |host| {
             let psk = offered(&key, host, "nqn.2026-01.test:s").remove(0);
-            NewPsk { psk, keys: keys.clone(), proven: true }
+            NewPsk { psk, keys: keys.clone(), key: KeyUse::default(), proven: true }
         };
         let plain = Err(ConcatenationRefusal::PlainIoQueues);
         assert_eq!(host.controller().promise_psk(), plain);
@@ -93,11 +93,37 @@ fn queue_of_a_psk_that_has_ended_is_not_attached() {
             host.controller().attach(queue, ChannelProof::GeneratedPsk(&identity))
         };
         let generated = &target.tls.generated;
-        generated.insert(NewPsk { psk, keys, proven: true }, None, time::now());
+        let new = NewPsk { psk, keys, key: KeyUse::default(), proven: true };
+        generated.insert(new, None, time::now());
         assert_eq!(attach(1), Ok(()));
         generated.remove(&identity);
         assert_eq!(attach(2), Err(ConnectRefusal::psk_ended()));
         assert_eq!(host.controller().queue_ids(), [0, 1]);
+    })
+    .unwrap();
+}
+
+/// A TLS key is withdrawn while a queue uses it, and before the next one is attached.
+#[test]
+fn withdrawn_tls_key_ends_its_controller() {
+    block_on(async {
+        let target = target();
+        let host = TestHost::connect(&target, &volume());
+        let ring = TlsRing::new(vec![TlsKey::new(&[1; 32], None).unwrap()]);
+        let (_, key) = ring.uses().remove(0);
+        let attach = |qid| {
+            let line = Box::new(HangupCounter::default());
+            let queue = Arc::new(ControllerQueue::new(qid, 32, true, HOST_ID, line));
+            host.controller().attach(queue, ChannelProof::ConfiguredKey(&key))
+        };
+        assert_eq!(attach(1), Ok(()));
+        assert_eq!(target.end_withdrawn(), 0);
+        ring.replace(Vec::new());
+        let withdrawn = ConnectRefusal::not_allowed(FailureReason::Withdrawn);
+        assert_eq!(attach(2), Err(withdrawn));
+        assert_eq!(host.controller().queue_ids(), [0, 1]);
+        assert_eq!((target.end_withdrawn(), target.controllers()), (1, 0));
+        assert_eq!(target.end_withdrawn(), 0);
     })
     .unwrap();
 }

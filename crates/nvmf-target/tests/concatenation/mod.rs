@@ -385,6 +385,27 @@ fn psk_of_a_replaced_key_opens_nothing() {
     });
 }
 
+#[test]
+fn withdrawn_key_ends_channels_that_it_has_generated() {
+    on_each_driver(async || {
+        let keys = both_keys();
+        let server = with_optional_tls(keys.clone());
+        let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let psk = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
+        drop(plain);
+        let (mut admin, id) = connected_over(&server, &psk, 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(admin.configure(enabled()).await, Status::SUCCESS);
+        let (io, _) = connected_over(&server, &psk, 1, id).await;
+        keys.host.replace(vec![secret(3), secret(1)]);
+        assert_eq!(server.target.end_withdrawn(), 0);
+        keys.host.replace(vec![secret(3)]);
+        assert_eq!(server.target.end_withdrawn(), 1);
+        for mut ended in [admin, io] {
+            ended.closed().await;
+        }
+    });
+}
+
 /// The PSK outlives the admin queue that made it, because the host then reconnects with TLS.
 #[test]
 fn psk_ends_with_the_controller_that_uses_it() {
