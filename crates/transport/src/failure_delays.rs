@@ -74,11 +74,12 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
         }
     }
 
-    /// Forgets unfinished handshakes of `source`, which has completed one: its further connections
-    /// must not wait as well, because their delays together exceed its connect timeout.
+    /// Forgives half of the unfinished handshakes of `source`, which has completed one: the delays
+    /// of its further connections must not exceed its connect timeout together. Not all of them,
+    /// because others may have made them behind the same address.
     pub fn succeeded(&mut self, source: PeerSource) {
         if let Some(known) = self.sources.get_mut(&source.map(source_of)) {
-            known.unfinished = 0;
+            known.unfinished /= 2;
         }
     }
 
@@ -99,11 +100,16 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
             *known = none;
         }
         known.last = now;
-        let count = match kind {
-            FailureKind::Guess => &mut known.guesses,
-            FailureKind::Unfinished => &mut known.unfinished,
-        };
-        *count = count.saturating_add(1);
+        match kind {
+            FailureKind::Guess => known.guesses = known.guesses.saturating_add(1),
+            // Those that do not add to the delay would only be left to forgive.
+            FailureKind::Unfinished
+                if delay_after(known.unfinished, UNFINISHED_DELAY_MAX) < UNFINISHED_DELAY_MAX =>
+            {
+                known.unfinished += 1;
+            }
+            FailureKind::Unfinished => {}
+        }
     }
 }
 
@@ -169,7 +175,7 @@ mod tests {
     /// Regression (chain-keys 29): each queue of a host waited for handshakes that had been cut, so
     /// that the host gave up during the next one, without end.
     #[test]
-    fn success_ends_the_delay_for_unfinished_handshakes() {
+    fn successes_end_the_delay_for_unfinished_handshakes() {
         let mut delays = FailureDelays::default();
         let [one, other] = ["192.0.2.1", "192.0.2.2"].map(source);
         for source in [one, other] {
@@ -181,6 +187,30 @@ mod tests {
         // Guesses count on: another process of that machine may have made them.
         delays.failed(one, FailureKind::Guess, Ms(5));
         delays.succeeded(one);
+        assert_eq!(delays.delay(one, Ms(5)), FAILURE_DELAY);
+    }
+
+    /// A host with a key and an attacker without may share an address.
+    #[test]
+    fn success_forgives_only_half_of_the_unfinished_handshakes() {
+        let mut delays = FailureDelays::default();
+        let one = source("192.0.2.1");
+        for _ in 0..1000 {
+            delays.failed(one, FailureKind::Unfinished, Ms(5));
+        }
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            seen.push(delays.delay(one, Ms(5)));
+            delays.succeeded(one);
+        }
+        assert_eq!(seen, [UNFINISHED_DELAY_MAX, FAILURE_DELAY, Duration::ZERO]);
+        // Two of the attacker for each success of the host.
+        for _ in 0..8 {
+            delays.failed(one, FailureKind::Unfinished, Ms(5));
+            delays.failed(one, FailureKind::Unfinished, Ms(5));
+            assert!(delays.delay(one, Ms(5)) >= 2 * FAILURE_DELAY);
+            delays.succeeded(one);
+        }
         assert_eq!(delays.delay(one, Ms(5)), FAILURE_DELAY);
     }
 
