@@ -396,24 +396,36 @@ fn check_peers(
     }
 }
 
-/// A replica admits all its peers by key, or none.
+/// A replica admits all its peers by keys, or none: a peer without any is refused if another one has
+/// to prove a key.
 fn check_keys(
     raw: &RawConfig,
     mirror: &RawMirror,
     peers: &BTreeMap<String, usize>,
     report: &Report,
 ) {
-    let found = mirror.peers.iter().filter_map(|name| {
-        let (_, peer) = &raw.peers[*peers.get(&name.value)?];
-        Some((name, peer.as_ref()?.key_file.is_some()))
+    let found = || {
+        mirror.peers.iter().filter_map(|name| {
+            let (_, peer) = &raw.peers[*peers.get(&name.value)?];
+            Some((name, peer.as_ref()?))
+        })
+    };
+    let has_none = |peer: &Peer| peer.key_file.is_none() && peer.tls_key_file.is_none();
+    let Some((open, _)) = found().find(|(_, peer)| has_none(peer)) else { return };
+    let keyed = found().find_map(|(name, peer)| match () {
+        // Even if its authentication is optional, others have no key to authenticate with.
+        () if peer.key_file.is_some() => Some((name, "key_file")),
+        () if peer.tls_key_file.is_some() && peer.tls == PeerDemand::Required => {
+            Some((name, "tls_key_file"))
+        }
+        () => None,
     });
-    let (with, without): (Vec<_>, Vec<_>) = found.partition(|(_, keyed)| *keyed);
-    if let (Some((keyed, _)), Some((open, _))) = (with.first(), without.first()) {
+    if let Some((keyed, key)) = keyed {
         let message = format!(
-            "peer `{}` has a `key_file` and peer `{}` has none, so it cannot reach the replica",
+            "peer `{}` has a `{key}` and peer `{}` has none, so it cannot reach the replica",
             keyed.value, open.value
         );
-        let help = format!("write key_file = \"/PATH\" in [peer.{}]", open.value);
+        let help = format!("write {key} = \"/PATH\" in [peer.{}]", open.value);
         report.error(&open.place, message, help);
     }
 }

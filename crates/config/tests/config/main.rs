@@ -159,6 +159,35 @@ fn listener_off_loopback_needs_keys_or_insecure() {
     assert!(config.forbids_open(&open).is_some());
 }
 
+/// As the target does.
+#[test]
+fn peers_of_one_mirror_have_keys_together() {
+    let (key, tls) = ("key_file = \"/k\"\n", "tls_key_file = \"/t\"\n");
+    let changing = "tls_key_file = \"/t\"\ntls = \"allowed\"\n";
+    for (one, other, refused) in [
+        (key, "", Some("`key_file`")),
+        (tls, "", Some("`tls_key_file`")),
+        // Both are known by their keys.
+        (key, tls, None),
+        (tls, tls, None),
+        // The other one is admitted in plain text.
+        (changing, "", None),
+        ("", "", None),
+    ] {
+        let text = format!(
+            "[server]\nnode = \"a\"\nlisten = [\"nvme-tcp://127.0.0.1:4420?tls=allowed\"]\n\
+             [peer.b]\naddress = \"127.0.0.2\"\n{one}[peer.c]\naddress = \"127.0.0.3\"\n{other}\
+             [volume.db]\nmirror.peers = [\"b\", \"c\"]\ndevice = \"/d\"\n"
+        );
+        let errors = Config::parse("f", &text).err().map_or(String::new(), |e| e.to_string());
+        assert_eq!(errors.is_empty(), refused.is_none(), "{errors}");
+        let expected = refused.map_or(String::new(), |key| {
+            format!("peer `b` has a {key} and peer `c` has none, so it cannot reach the replica")
+        });
+        assert!(errors.contains(&expected), "{errors}");
+    }
+}
+
 #[test]
 fn peer_off_loopback_needs_a_key_or_the_word() {
     let mirror = |address: &str, key: &str| {
