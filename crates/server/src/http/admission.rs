@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, Version, header};
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
@@ -37,28 +38,24 @@ pub(crate) struct NotAdmitted {
     pub(crate) caller: Option<Caller>,
 }
 
-impl From<Problem> for NotAdmitted {
-    fn from(problem: Problem) -> NotAdmitted {
-        NotAdmitted { problem, caller: None }
-    }
-}
-
 /// Checks a request of `peer` and receives its body, which becomes the extension
-/// [`RequestContext`]. Nothing of a caller without access is received but the head.
+/// [`RequestContext`]. Nothing of a caller without access is received but the head. The caller is
+/// `identified` before anything else, so that each refusal names it.
 pub(crate) async fn admit(
     request: Request,
     claim: &AccessClaim,
     peer: Arc<str>,
+    identified: impl FnOnce(&Caller),
 ) -> Result<Request, NotAdmitted> {
     let (mut parts, body) = request.into_parts();
-    if parts.version == Version::HTTP_11 {
-        check_host(&parts.headers)?;
-        check_expectation(&parts.headers)?;
-    }
-    let query = read_target(&parts.uri)?;
     let caller = claim.caller(&parts.method, &parts.headers).await;
     let caller =
         caller.map_err(|(refusal, caller)| NotAdmitted { problem: refusal.problem(), caller })?;
+    identified(&caller);
+    let query = match check_head(&parts) {
+        Ok(query) => query,
+        Err(problem) => return Err(NotAdmitted { problem, caller: Some(caller) }),
+    };
     let is_stream =
         parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
     let most = if is_stream { MAX_STREAM_BODY_BYTES } else { MAX_BODY_BYTES };
@@ -68,6 +65,15 @@ pub(crate) async fn admit(
     };
     parts.extensions.insert(RequestContext { caller, peer, query, body });
     Ok(Request::from_parts(parts, Body::empty()))
+}
+
+/// Checks a head, and reads its query.
+fn check_head(parts: &Parts) -> Result<Query, Problem> {
+    if parts.version == Version::HTTP_11 {
+        check_host(&parts.headers)?;
+        check_expectation(&parts.headers)?;
+    }
+    read_target(&parts.uri)
 }
 
 fn bad(detail: impl Into<String>) -> Problem {

@@ -133,6 +133,12 @@ impl RefusedOrders {
         }
     }
 
+    /// Lines written in this period, by user.
+    #[cfg(test)]
+    pub(crate) fn written(&self) -> Vec<(String, u32)> {
+        self.0.borrow().iter().map(|(user, count)| (user.clone(), count.written)).collect()
+    }
+
     fn key(&self, order: &RefusedOrder) -> String {
         let (user, users) = (order.user(), self.0.borrow());
         let is_full = users.len() >= REFUSED_USERS && !users.contains_key(&user);

@@ -6,7 +6,7 @@
 //! s without progress of a response. A handler may take as long as it needs. Without a request in
 //! progress, the connection may have to make room for another one before.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
-use axum::http::header;
+use axum::http::{Method, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::ServiceExt;
 
-use crate::http::access::AccessClaim;
+use crate::http::access::{AccessClaim, Caller};
 use crate::http::admission::{NotAdmitted, RequestContext, admit};
 use crate::http::audit::{Audited, RefusedOrder, RefusedOrders};
 use crate::http::limits::{
@@ -53,6 +53,8 @@ pub(crate) struct Clock {
     progress: Cell<Instant>,
     /// Set while the peer accepts no bytes.
     stalled_until: Cell<Option<Instant>>,
+    /// The order whose body is being received, as if it were refused.
+    order: RefCell<Option<RefusedOrder>>,
 }
 
 impl Clock {
@@ -60,7 +62,13 @@ impl Clock {
         let now = Instant::now();
         let until = now + options.idle_timeout.min(options.request_timeout);
         let phase = Phase::Idle { until }.into();
-        Clock { options, phase, progress: now.into(), stalled_until: Cell::default() }
+        Clock {
+            options,
+            phase,
+            progress: now.into(),
+            stalled_until: Cell::default(),
+            order: RefCell::default(),
+        }
     }
 
     /// When the peer last sent or accepted bytes; `None` while a handler works for it.
@@ -69,6 +77,31 @@ impl Clock {
             Phase::Handling { .. } => None,
             Phase::Idle { .. } | Phase::Receiving { .. } => Some(self.progress.get()),
         }
+    }
+
+    /// An order begins: its head has been received.
+    fn begin_order(&self, method: &Method, path: &str, from: Arc<str>) {
+        let (method, path) = (method.clone(), path.to_owned());
+        let (caller, status, reason) = (None, 400, "The request ended early");
+        self.order.replace(RefusedOrder::is_order(&method).then_some(RefusedOrder {
+            caller,
+            from,
+            method,
+            path,
+            status,
+            reason,
+        }));
+    }
+
+    fn identified(&self, caller: &Caller) {
+        if let Some(order) = self.order.borrow_mut().as_mut() {
+            order.caller = Some(caller.clone());
+        }
+    }
+
+    /// The order that ends before its last byte is received, with the connection.
+    pub(crate) fn end_order(&self) -> Option<RefusedOrder> {
+        self.order.take()
     }
 
     fn received(&self) {
@@ -196,8 +229,11 @@ pub(crate) async fn serve_connection<S>(
         let name = format!("{method} {path}");
         // hyper needs a future that can be moved.
         Box::pin(async move {
-            let (response, caller) = match admit(request.map(Body::new), claim, peer.clone()).await
-            {
+            clock.begin_order(&method, &path, peer.clone());
+            let identified = |caller: &Caller| clock.identified(caller);
+            let admitted = admit(request.map(Body::new), claim, peer.clone(), identified).await;
+            clock.end_order();
+            let (response, caller) = match admitted {
                 Ok(admitted) => {
                     clock.request_complete();
                     let context = admitted.extensions().get::<RequestContext>();
@@ -262,11 +298,17 @@ pub(crate) async fn serve_connection<S>(
     .await;
     let is_expired = clock.deadline().is_some_and(|(until, _)| until <= Instant::now());
     let mut stream = connection.into_parts().io.into_inner().stream;
+    if let Some(order) = clock.end_order() {
+        orders.refused(match late {
+            true => RefusedOrder { status: 408, reason: TOO_LATE, ..order },
+            false => order,
+        });
+    }
     if late {
         let seconds = options.request_timeout.as_secs();
         let detail = format!("the request was not complete within {seconds} s");
         refuse("", detail.clone());
-        let problem = Problem::new(408, "timeout", "The request took too long", detail);
+        let problem = Problem::new(408, "timeout", TOO_LATE, detail);
         let bytes = last_bytes(problem.response());
         if !matches!(timeout(SEND_TIMEOUT, stream.write_all(&bytes)).await, Ok(Ok(()))) {
             return;
@@ -276,6 +318,9 @@ pub(crate) async fn serve_connection<S>(
     }
     let _ = timeout(LINGER_TIMEOUT, linger(&mut stream)).await;
 }
+
+/// Title of the problem of a request that is not complete in time.
+const TOO_LATE: &str = "The request took too long";
 
 /// Ends the sending side and discards input, so that the peer's kernel keeps the answer.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
@@ -293,8 +338,63 @@ async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Resul
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
+
+    use flagstone_runtime::net::PeerUser;
+    use tokio::io::duplex;
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// Serves what a peer sends before it sends no more. Returns the answer and the audited users.
+    fn serve(sent: &str, closes: bool) -> (String, Vec<(String, u32)>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let orders = Rc::<RefusedOrders>::default();
+        let served = async {
+            let (mut peer, stream) = duplex(1 << 16);
+            let options =
+                HttpOptions { request_timeout: Duration::from_millis(20), ..Default::default() };
+            let user = PeerUser { user_id: 7, group_id: 8, process_id: None };
+            let claim = AccessClaim::Local(Some(user));
+            let clock = Rc::new(Clock::new(options));
+            let service = axum::Router::new();
+            peer.write_all(sent.as_bytes()).await.unwrap();
+            if closes {
+                peer.shutdown().await.unwrap();
+            }
+            let serving = serve_connection(
+                stream,
+                ("user 7".into(), claim),
+                service,
+                clock,
+                |_| (),
+                orders.clone(),
+            );
+            let mut answer = String::new();
+            let (_, read) = tokio::join!(serving, peer.read_to_string(&mut answer));
+            read.map(|_| answer).unwrap()
+        };
+        let answer = LocalSet::new().block_on(&runtime, served);
+        (answer, orders.written())
+    }
+
+    #[test]
+    fn orders_without_their_body_are_audited() {
+        let of = |method: &str, host: &str| {
+            format!("{method} /v1/x HTTP/1.1\r\n{host}Content-Length: 9\r\n\r\n{{")
+        };
+        let audited = vec![("uid 7".to_owned(), 1)];
+        let (answer, users) = serve(&of("POST", "Host: x\r\n"), false);
+        assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+        assert_eq!(users, audited);
+        assert_eq!(serve(&of("POST", "Host: x\r\n"), true).1, audited);
+        // Refused for its head, by a caller who is known.
+        let (answer, users) = serve(&of("POST", ""), false);
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        assert_eq!(users, audited);
+        assert_eq!(serve(&of("GET", "Host: x\r\n"), false).1, []);
+        assert_eq!(serve("POST /v1/x HT", false).1, []);
+    }
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the API's thread is outside of the runtime")]

@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::access::{AccessClaim, AccessRefusal, ListenerAccess};
-use crate::http::audit::{AuditedOrder, RefusedOrders};
+use crate::http::audit::{AuditedOrder, RefusedOrder, RefusedOrders};
 use crate::http::connection::{Clock, RefusedRequest, serve_connection};
 use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
@@ -245,7 +245,11 @@ async fn accept(
         let room = places.borrow().room(address, options);
         match room {
             Room::Free => {}
-            Room::Replace(quiet) => places.borrow_mut().close(quiet),
+            Room::Replace(quiet) => {
+                if let Some(order) = places.borrow_mut().close(quiet) {
+                    orders.refused(RefusedOrder { status: 503, reason: BUSY, ..order });
+                }
+            }
             Room::None => {
                 refuse(RefusedRequest { peer, name: String::new(), reason: BUSY.to_owned() });
                 if !matches!(access, ListenerAccess::Users(_)) {
@@ -343,10 +347,11 @@ impl OpenConnections {
         room(&open.collect::<Vec<_>>(), address, options)
     }
 
-    fn close(&mut self, id: u64) {
-        if let Some(place) = self.0.remove(&id) {
-            place.task.abort();
-        }
+    /// Closes a connection. Returns the order that was being received there.
+    fn close(&mut self, id: u64) -> Option<RefusedOrder> {
+        let place = self.0.remove(&id)?;
+        place.task.abort();
+        place.clock.end_order()
     }
 }
 
