@@ -6,6 +6,7 @@ mod raw_host;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{BufRead as _, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -125,6 +126,10 @@ struct Api {
 
 impl Api {
     fn start(more: &str) -> Api {
+        Api::listening(&["nvme-tcp://127.0.0.1:0?tls=allowed"], more)
+    }
+
+    fn listening(listen: &[&str], more: &str) -> Api {
         let scratch = Scratch::new();
         let authority = Authority::new(&scratch);
         let (certificate, key) = authority.issue("api", "IP:127.0.0.1");
@@ -144,8 +149,7 @@ impl Api {
              [volume.db]\nlimit.iops = 100\ndevice = \"memory:8MiB\"\n{more}"
         );
         fs::write(&file, config).expect("it can be written");
-        let mut server =
-            Server::start_with(&[], &["nvme-tcp://127.0.0.1:0?tls=allowed"], &[text(&file)]);
+        let mut server = Server::start_with(&[], listen, &[text(&file)]);
         let url = format!("https://{}", server.printed_after("API on https://"));
         Api { scratch, server, url, ca }
     }
@@ -360,15 +364,19 @@ fn core_dumps_are_off_unless_asked() {
     // for writing, and Linux does not execute such a file.
     let copied = Command::new("cp").arg(binary()).arg(&copy).status().expect("cp runs");
     assert!(copied.success(), "the program can be copied");
-    for path in [program.path(), &copy] {
-        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("its mode can be set");
+    let folder = program.join("cores");
+    fs::create_dir(&folder).expect("a new folder");
+    for (path, mode) in [(program.path(), 0o755), (&copy, 0o755), (&folder, 0o777)] {
+        fs::set_permissions(path, Permissions::from_mode(mode)).expect("its mode can be set");
     }
     for (options, owner) in [(&[][..], 0), (&["--core-dumps"], OTHER_USER)] {
         let [port] = flagstone_lab::ports::free_ports().expect("a port is free");
         let listen = format!("nbd://127.0.0.1:{port}");
-        let mut child = Command::new("setpriv")
+        let mut child = Command::new("sh")
+            .args(["-c", "ulimit -c unlimited; exec \"$@\"", "sh", "setpriv"])
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
             .arg(&copy)
+            .current_dir(&folder)
             .args(["serve", "--volume", "db=memory:1MiB", "--api", "none", "--listen", &listen])
             .args(options)
             .stdout(std::process::Stdio::piped())
@@ -378,10 +386,19 @@ fn core_dumps_are_off_unless_asked() {
         let mut line = [0; 12];
         let read = child.stdout.as_mut().expect("a pipe").read_exact(&mut line);
         let entry = fs::metadata(format!("/proc/{}/mem", child.id())).map(|entry| entry.uid());
-        let _ = child.kill();
-        let _ = child.wait();
+        // A real attempt. Not SIGSEGV, which Rust's handler takes once.
+        let pid = Pid::from_raw(child.id() as i32).expect("a process");
+        kill_process(pid, Signal::ABORT).expect("it runs");
+        let ended = child.wait().expect("it ends");
         read.expect("it serves");
         assert_eq!(entry.expect("it runs"), owner, "{options:?}");
+        assert_eq!(ended.signal(), Some(6), "{ended}");
+        if options.is_empty() {
+            let files = fs::read_dir(&folder).expect("it is there").count();
+            assert!(!ended.core_dumped() && files == 0, "{ended}, {files} files");
+        } else if !ended.core_dumped() {
+            tools::unable(test, "this machine dumps no core at all");
+        }
     }
 }
 
@@ -443,7 +460,8 @@ fn secrets_stay_out_of_every_output() {
     let psks = keys.join("nbd.psk");
     write_private(&psks, &format!("alice:{NBD_PSK}\n"));
     let disk = keys.disk("mirrored.disk", 8 << 20);
-    let api = Api::start(&format!(
+    let listen = ["nvme-tcp://127.0.0.1:0?tls=allowed", "nbd://127.0.0.1:0?tls=allowed"];
+    let more = format!(
         "[server.nbd]\ntls_psk_file = {psks:?}\n[server]\nnode = \"a\"\n\
          [peer.b]\naddress = \"127.0.0.1:1\"\nkey_file = {pair:?}\n\
          [volume.mirrored]\nmirror.peer = \"b\"\ndevice = {disk:?}\n\
@@ -452,8 +470,10 @@ fn secrets_stay_out_of_every_output() {
          controller_key_file = {right:?}\n\
          [host.by_hand]\nnqn = \"{}\"\nkey_file = {right:?}\ncontroller_key_file = {right:?}\n",
         wire::NVME_HOST
-    ));
+    );
+    let api = Api::listening(&listen, &more);
     let socket = api.server.api();
+    let nbd = api.server.port("nbd");
     let mut said = String::new();
     for key in [&right, &wrong] {
         let uri = api.server.nvme_uri("db");
@@ -463,6 +483,10 @@ fn secrets_stay_out_of_every_output() {
     let device =
         format!("{}?hostnqn={HOST}&tls-key-file={}", api.server.nvme_uri("db"), for_tls.display());
     said += &flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]).1;
+    let device = format!("nbds://alice@127.0.0.1:{nbd}/db?tls-psk-file={}", psks.display());
+    let (code, read) = flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]);
+    assert_eq!(code, Some(0), "{read}");
+    said += &read;
     // A host whose TLS key is generated.
     let device = format!(
         "{}?hostnqn=nqn.2026-01.test:keyless&key-file={key}&controller-key-file={key}&concat",
@@ -519,11 +543,12 @@ fn secrets_stay_out_of_every_output() {
     // The bytes of keys, in every form, and other secrets that the server read.
     let private_key = fs::read_to_string(api.scratch.join("api.key")).unwrap();
     let line = private_key.lines().nth(1).expect("PEM");
-    assert!(!said.contains(line) && !said.contains(&NBD_PSK[..16]));
-    for path in [&right, &wrong, &for_tls, &pair] {
-        let (_, digits) = flagstone(&["key", "convert", text(path), "--to", "hex"]);
+    assert!(!said.contains(line));
+    let converted = [&right, &wrong, &for_tls, &pair]
+        .map(|path| flagstone(&["key", "convert", text(path), "--to", "hex"]).1);
+    for digits in converted.iter().map(|digits| digits.trim()).chain([NBD_PSK]) {
         let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal");
-        let bytes: Vec<u8> = (0..digits.trim().len()).step_by(2).map(byte).collect();
+        let bytes: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
         let forms = raw_host::forms(&bytes);
         for written in [said.as_bytes(), &unpacked.stdout] {
             let leak = raw_host::leaked(written, &forms);
@@ -541,8 +566,8 @@ fn secrets_stay_out_of_every_output() {
         assert_ne!(memory_has(api.server.pid(), text), Some(true), "a PSK is in memory as text");
     }
     // A core has what memory has: the text of a key is erased after it was read.
-    for canary in [&canaries[0], &canaries[2], &canaries[3]] {
-        let secret = canary.trim().rsplit(':').nth(1).unwrap();
+    let of_key = |key: usize| canaries[key].trim().rsplit(':').nth(1).unwrap();
+    for secret in [of_key(0), of_key(2), of_key(3), NBD_PSK, line] {
         match memory_has(api.server.pid(), secret.as_bytes()) {
             None => tools::unable("secrets in memory", "another process's memory cannot be read"),
             Some(found) => assert!(!found, "the text of a key is in memory"),
