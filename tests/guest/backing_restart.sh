@@ -1,5 +1,7 @@
 # Restart of the server before the server that stores its volume: the host waits and keeps the
-# volume. Needs ADDRESS, PORT, NQN, and volume.sh. Overwrites the volume's data.
+# volume. Then a subsystem with a local volume and one of the backing server: that one leaves and
+# comes while the other is in use. Needs ADDRESS, PORT, NQN, SHARED (the NQN of the subsystem), and
+# volume.sh. Overwrites the data.
 
 connect() {
     attach
@@ -33,3 +35,75 @@ survive() {
 step connect connect
 step survive survive
 step disconnect detach
+
+# shared NSID: block device of a namespace of the shared subsystem.
+shared() {
+    for entry in /sys/block/nvme*; do
+        case ${entry##*/} in
+            nvme*c*n*) ;;
+            nvme*n*)
+                if [ "$(cat "$entry/device/subsysnqn") $(cat "$entry/nsid")" = "$SHARED $1" ]; then
+                    basename "$entry"
+                    return
+                fi
+                ;;
+        esac
+    done
+    return 1
+}
+
+has() {
+    test -b "/dev/$(shared "$1")"
+}
+
+has_lost() {
+    refused shared "$1"
+}
+
+connect_shared() {
+    NQN=$SHARED
+    attach
+    eventually has 1
+    eventually has 2
+    dd if=/dev/urandom of=/tmp/data bs=64k count=16
+    dd if=/tmp/data of="/dev/$(shared 2)" bs=64k oflag=direct conv=fsync
+}
+
+rescans() {
+    dmesg | grep -c 'rescanning namespaces' || true
+}
+
+# The server returns without the second volume, and announces it later, by an event.
+come_and_go() {
+    NQN=$SHARED
+    controller=$(controller)
+    fio --name=sibling --filename="/dev/$(shared 1)" --ioengine=libaio --direct=1 --verify=crc32c \
+        --verify_fatal=1 --verify_state_save=0 --thread --rw=randwrite --bs=16k --size=32m \
+        --iodepth=8 --rate_iops=150 &
+    load=$!
+    eventually has_written 100
+    before=$(reconnects)
+    ask lose
+    eventually has_reconnected "$before"
+    eventually has_lost 2
+    kill -0 $load
+    events=$(rescans)
+    ask return
+    eventually has 2
+    [ "$(rescans)" -gt "$events" ]
+    [ "$(reconnects)" -eq $((before + 1)) ]
+    [ "$(controller)" = "$controller" ]
+    kill -0 $load
+    dd if="/dev/$(shared 2)" of=/tmp/back bs=64k count=16 iflag=direct
+    cmp /tmp/data /tmp/back
+    wait $load
+}
+
+disconnect_shared() {
+    NQN=$SHARED
+    detach
+}
+
+step connect-shared connect_shared
+step come-and-go come_and_go
+step disconnect-shared disconnect_shared

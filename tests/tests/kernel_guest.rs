@@ -126,20 +126,55 @@ fn linux_host_authenticates() {
     let volume = format!("db={}", disk.display());
     let configuration = configuration.to_str().expect("a name in UTF-8");
     let mut server = Server::start_with(&[&volume], &["nvme-tcp://127.0.0.1:0"], &[configuration]);
+    let port = server.port("nvme-tcp").to_string();
+    let nqn = format!("{NQN_PREFIX}db");
+    let commands = [("keys.md", "nvme connect "), ("first-steps.md", "nvme connect-all ")].map(
+        |(guide, words)| {
+            let command = guide_command(guide, words);
+            let command =
+                command.replace("-a 10.0.0.1 -s 4420", &format!("-a {HOST_ADDRESS} -s {port}"));
+            command.replace("-n NQN", &format!("-n {nqn}"))
+        },
+    );
+    assert!(commands.iter().all(|command| command.contains("--dhchap-secret")), "{commands:?}");
     let script = Script {
         files: &["host.sh", "volume.sh", "authentication.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
-            ("PORT", &server.port("nvme-tcp").to_string()),
-            ("NQN", &format!("{NQN_PREFIX}db")),
+            ("PORT", &port),
+            ("NQN", &nqn),
             ("KEY", &keys[0]),
             ("CONTROLLER_KEY", &keys[1]),
             ("WRONG_KEY", &keys[2]),
+            ("CONNECT", &commands[0]),
+            ("CONNECT_ALL", &commands[1]),
         ],
         kernel_arguments: "",
         ..Script::default()
     };
-    assert_passes(&image, &script, &mut server);
+    let report = guest::run(&image, &script, |request| match request {
+        "restart" => {
+            server.restart();
+            Ok(())
+        }
+        "authenticated" => {
+            let mut status = Command::new(binary());
+            let output = status.args(["status", "db", "--api"]).arg(server.api()).output();
+            let status = String::from_utf8_lossy(&output.expect("it runs").stdout).into_owned();
+            if status.contains("authenticated") { Ok(()) } else { Err(status) }
+        }
+        _ => Err("no such request".into()),
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
+}
+
+/// The first command of a guide that begins with these words, for a host.
+fn guide_command(guide: &str, words: &str) -> String {
+    let guide = fs::read_to_string(tools::workspace().join("docs/guides").join(guide));
+    let guide = guide.expect("the guide is there");
+    let mut commands = guide.lines().filter_map(|line| line.trim().strip_prefix("host# "));
+    commands.find(|command| command.starts_with(words)).expect("the guide has it").to_owned()
 }
 
 /// A key that nvme-cli makes for SHA-256, kept in this file.
@@ -155,7 +190,8 @@ fn nvme_cli_key(directory: &Path, name: &str) -> String {
 }
 
 /// A server that starts before its backing server keeps the host waiting. The host
-/// loses neither the device nor a write.
+/// loses neither the device nor a write. In a shared subsystem, a volume of the backing server leaves
+/// and comes beside one that is in use.
 #[test]
 fn linux_host_keeps_a_late_volume() {
     let image = match Image::build() {
@@ -163,15 +199,27 @@ fn linux_host_keeps_a_late_volume() {
         Err(reason) => return tools::skip("a volume that comes late to Linux", &reason),
     };
     let scratch = Scratch::new();
-    let disk = scratch.disk("disk", SIZE_BYTES);
-    let mut far = Server::start(&[&format!("db={}", disk.display())]);
-    let mut server = Server::start(&[&format!("db={}", far.nvme_uri("db"))]);
+    let [db, near, other] = ["db", "near", "other"].map(|name| scratch.disk(name, SIZE_BYTES));
+    let volumes = [("db", db), ("other", other)];
+    let volumes = volumes.map(|(name, disk)| format!("{name}={}", disk.display()));
+    let mut far = Server::start(&volumes.each_ref().map(String::as_str));
+    let configuration = scratch.join("shared.toml");
+    let text = format!(
+        "[volume.db]\ndevice = \"{}\"\n[volume.near]\ndevice = {near:?}\n\
+         [volume.other]\ndevice = \"{}\"\n[subsystem.shared]\nnamespaces = [\"near\", \"other\"]\n",
+        far.nvme_uri("db"),
+        far.nvme_uri("other"),
+    );
+    fs::write(&configuration, text).expect("a file can be written in a fresh folder");
+    let configuration = configuration.to_str().expect("a name in UTF-8");
+    let mut server = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0"], &[configuration]);
     let script = Script {
         files: &["host.sh", "volume.sh", "backing_restart.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
             ("PORT", &server.port("nvme-tcp").to_string()),
             ("NQN", &format!("{NQN_PREFIX}db")),
+            ("SHARED", &format!("{NQN_PREFIX}shared")),
         ],
         kernel_arguments: "",
         ..Script::default()
