@@ -8,14 +8,6 @@ discover() {
     grep -q "^subnqn: *$NQN$" /tmp/discovery
 }
 
-# The discovery log has the address at which the server was reached. Here that is 127.0.0.1, of the
-# machine around the guest, so a relay serves that address in the guest.
-relay() {
-    nc -ll -p "$PORT" -e nc "$ADDRESS" "$PORT" &
-    relay=$!
-    trap 'kill $relay' EXIT
-}
-
 # Connects to everything in the discovery log. Regression: with a TREQ of "secure channel not
 # required", libnvme 1.3 connected to nothing, and exited with 0.
 connect_all() {

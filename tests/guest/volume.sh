@@ -41,3 +41,11 @@ reconnects() {
 has_reconnected() {
     [ "$(reconnects)" -gt "$1" ] && is_live
 }
+
+# The discovery log has the address at which the server was reached. Here that is 127.0.0.1, of the
+# machine around the guest, so a relay serves that address in the guest.
+relay() {
+    nc -ll -p "$PORT" -e nc "$ADDRESS" "$PORT" &
+    relay=$!
+    trap 'kill $relay' EXIT
+}

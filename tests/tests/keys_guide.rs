@@ -181,13 +181,33 @@ impl Lab {
              exec {program} \"$@\"",
             self.api(node).display()
         );
-        let chown = "for last; do :; done\n\
-             case \"$*\" in '-R flagstone: '* | 'flagstone: '*) test -e \"$last\" ;; *) exit 1 ;; esac";
+        let chown = format!(
+            "case \"$1 $2\" in '-R flagstone:') shift 2 ;; 'flagstone: '*) shift ;; *) exit 1 ;; esac\n\
+             for path; do\n\
+             case $path in /*) ;; *) path=$PWD/$path ;; esac\n\
+             find \"$path\" -type f >>{}\n\
+             done",
+            self.owned(node).display()
+        );
         fs::create_dir(self.root(node).join("bin")).unwrap();
-        for (name, text) in [("flagstone", flagstone.as_str()), ("chown", chown)] {
+        for (name, text) in [("flagstone", flagstone.as_str()), ("chown", chown.as_str())] {
             let path = self.root(node).join("bin").join(name);
             fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    /// List of the files that belong to the user of the service.
+    fn owned(&self, node: &str) -> PathBuf {
+        self.root(node).join("owned")
+    }
+
+    /// The service can read the files that a configuration names: keys, tokens, certificates.
+    fn assert_readable(&self, node: &str, text: &str) {
+        let owned = fs::read_to_string(self.owned(node)).unwrap_or_default();
+        let folder = self.here(node, "/etc/flagstone/");
+        for path in text.split('"').filter(|word| word.starts_with(&folder)) {
+            assert!(owned.lines().any(|line| line == path), "nobody gives {path} to the service");
         }
     }
 
@@ -239,7 +259,9 @@ impl Lab {
 
     fn restart(&mut self, node: &'static str) {
         let folder = self.root(node).join("etc/flagstone/conf.d");
-        fs::write(folder.join("db.toml"), self.files[node].text()).unwrap();
+        let text = self.files[node].text();
+        self.assert_readable(node, &text);
+        fs::write(folder.join("db.toml"), text).unwrap();
         self.shell(node, "flagstone check /etc/flagstone/conf.d");
         if let Some(mut service) = self.services.remove(node) {
             service.signal(rustix::process::Signal::TERM);
@@ -382,8 +404,8 @@ fn open_lab_gets_keys_and_tls() {
     }
     let status = lab.shell("node-a", "flagstone mirror status db");
     assert!(status.contains("node-a is the source") && status.contains("; in sync;"), "{status}");
-    let log = lab.services["node-a"].log();
-    assert!(!log.contains("as is allowed"), "{log}");
+    let logs = lab.logs();
+    assert!(!logs.contains("as is allowed"), "{logs}");
     nbd_and_operators(&mut lab);
 }
 
@@ -409,7 +431,7 @@ fn nbd_and_operators(lab: &mut Lab) {
     lab.wait_until_in_sync("node-a");
     // Files that were moved to the client.
     let etc = lab.root("node-a").join("etc/flagstone");
-    for file in ["nbd.psk", "ca.pem", "alice.token"] {
+    for file in ["nbd.psk", "api.pem", "alice.token"] {
         let to = lab.root("node-b").join(file);
         fs::copy(etc.join(file), &to).unwrap_or_else(|error| panic!("{file}: {error}"));
     }
