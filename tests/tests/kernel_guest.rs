@@ -4,7 +4,7 @@
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
 //! `tests/guest/multipath.sh` has the steps for a volume mirrored by two nodes,
 //! `tests/guest/backing_restart.sh` those for a volume whose server restarts before its backing
-//! server,
+//! server, alone and beside another volume,
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other,
 //! `tests/guest/authentication.sh` those for a host with keys,
@@ -99,8 +99,8 @@ fn linux_hosts_fence_each_other_with_reservations() {
     assert_passes(&image, &script, &mut server);
 }
 
-/// Keys of nvme-cli in Linux's host. Debian 12's kernel cannot authenticate; `GUEST_KERNEL` of
-/// `scripts/guest/build.sh` names a newer one.
+/// Keys of nvme-cli in Linux's host, by the commands of the guides. Debian 12's kernel cannot
+/// authenticate; `GUEST_KERNEL` of `scripts/guest/build.sh` names a newer one.
 #[test]
 fn linux_host_authenticates() {
     let image = match Image::build() {
@@ -189,9 +189,9 @@ fn nvme_cli_key(directory: &Path, name: &str) -> String {
     key
 }
 
-/// A server that starts before its backing server keeps the host waiting. The host
-/// loses neither the device nor a write. In a shared subsystem, a volume of the backing server leaves
-/// and comes beside one that is in use.
+/// A server that starts before its backing server keeps the host waiting. The host loses neither the
+/// device nor a write. In a shared subsystem, a volume of the backing server leaves and comes beside
+/// one that is in use.
 #[test]
 fn linux_host_keeps_a_late_volume() {
     let image = match Image::build() {
