@@ -213,7 +213,7 @@ fn commands_of_ending_controllers_are_not_refused() {
                 controller.may_refuse(&io.queue)
             });
             match round % 2 {
-                0 => drop(host.set_cc(enabled().with_enable(0))),
+                0 => host.set_cc(enabled().with_enable(0)),
                 _ => controller.destroy("test"),
             }
             assert!(!watching.join().unwrap(), "round {round}");
