@@ -396,8 +396,8 @@ fn check_peers(
     }
 }
 
-/// A replica admits all its peers by keys, or none: a peer without any is refused if another one has
-/// to prove a key.
+/// A replica admits all its peers by keys, or none: a peer without any is refused if another one
+/// has to prove a key.
 fn check_keys(
     raw: &RawConfig,
     mirror: &RawMirror,
