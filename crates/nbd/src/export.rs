@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::block_lock::BlockLock;
 use crate::limits::{MAX_REQUEST_BYTES, MAX_STRING_BYTES};
 use crate::links::LinkTable;
+use crate::reach::Reach;
 use crate::wire::transmission_flag as flag;
 
 pub struct Export {
@@ -30,6 +31,7 @@ pub struct Export {
     pub(crate) ended_connections: Arc<WaitGroup>,
     /// Client links, of which one connection at a time is active.
     pub(crate) links: LinkTable,
+    pub(crate) reach: Reach,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +54,7 @@ impl Export {
             block_lock: BlockLock::default(),
             ended_connections: Arc::default(),
             links: LinkTable::default(),
+            reach: Reach::default(),
         }
     }
 
@@ -65,6 +68,13 @@ impl Export {
     #[must_use]
     pub fn accessible_to(mut self, clients: Option<Vec<String>>) -> Export {
         self.access = clients;
+        self
+    }
+
+    /// For a device that may be unreachable at first: it is asked before a client is admitted.
+    #[must_use]
+    pub fn asked_first(mut self) -> Export {
+        self.reach = Reach::unknown();
         self
     }
 

@@ -24,6 +24,7 @@ pub mod limits;
 mod links;
 #[cfg(test)]
 mod random_input_tests;
+mod reach;
 pub mod server;
 pub mod session;
 #[cfg(test)]

@@ -76,6 +76,17 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// Time limit for a draining connection's requests in flight.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time that the last replies of an ending connection may take.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Shortest duration of a connection that ends because the device cannot be reached. It limits the
+/// rate at which a client that connects again at once does so in vain.
+pub const LOST_CONNECTION_MIN: Duration = Duration::from_secs(1);
+
+/// Time limit for the question whether the device of an export can be reached, which a negotiation
+/// waits for up to twice. Clients allow 5 s for all of it ([`CONNECT_TIMEOUT`]).
+pub const REACH_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Time that a partial block larger than 4 KiB waits for memory before it fails with ENOMEM.
 pub const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -285,17 +285,23 @@ fn write_beyond_in_flight_limit_ends() {
     });
 }
 
+/// An error reply is final for most clients, even SHUTDOWN: they fail the request to their users. A
+/// request without a reply is sent again on the next connection.
 #[test]
-fn drain_finishes_in_flight_and_refuses_new() {
+fn drain_finishes_in_flight_and_answers_no_new() {
     on_each_driver(async || {
         let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
         let idle = Peer::begun(&server.address, SIMPLE).await;
         let greeted = Peer::greeted(&server.address).await;
         let busy = Peer::begun(&server.address, SIMPLE).await;
-        calls.hold();
-        busy.send(&request(command::READ, 0, 1, 0, 512)).await;
-        until(|| calls.begun() == 1).await;
+        let leaving = Peer::begun(&server.address, SIMPLE).await;
+        // As a write that a mirror blocks: it fails once its connection has ended.
+        calls.hold_for_client();
+        busy.send(&request(command::WRITE, 0, 1, 0, 512)).await;
+        busy.send(&[9; 512]).await;
+        leaving.send(&request(command::READ, 0, 1, 0, 512)).await;
+        until(|| calls.begun() == 2).await;
         let stopped = Rc::new(Cell::new(false));
         let flag = stopped.clone();
         let stop = spawn(async move {
@@ -304,15 +310,38 @@ fn drain_finishes_in_flight_and_refuses_new() {
         });
         assert!(idle.sees_end().await);
         assert!(greeted.sees_end().await);
-        busy.send(&request(command::READ, 0, 2, 0, 512)).await;
-        let refused = busy.reply(512).await.unwrap();
-        assert_eq!((refused.cookie, Errno(refused.error)), (2, Errno::SHUTDOWN));
+        for _ in 0..3 {
+            busy.send(&request(command::READ, 0, 2, 0, 512)).await;
+        }
+        leaving.send(&request(command::DISC, 0, 2, 0, 0)).await;
+        assert!(leaving.sees_end().await, "a call that gave up has no reply");
+        // Time for the server to receive them.
+        time::sleep(Duration::from_millis(20)).await;
         assert!(!stopped.get());
         calls.let_go();
-        let served = busy.reply(512).await.unwrap();
+        let served = busy.reply(0).await.unwrap();
         assert_eq!((served.cookie, served.error), (1, 0));
         assert!(busy.sees_end().await);
         stop.await.unwrap();
+    });
+}
+
+/// The connection ends at its timeout, and the write that has not ended has no reply.
+#[test]
+fn blocked_write_is_not_answered_at_drain_timeout() {
+    in_simulation(1, async || {
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
+        let server = Running::with(device);
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        calls.hold_for_client();
+        peer.send(&request(command::WRITE, 0, 1, 0, 512)).await;
+        peer.send(&[9; 512]).await;
+        until(|| calls.begun() == 1).await;
+        server.drain.begin();
+        peer.send(&request(command::READ, 0, 2, 0, 512)).await;
+        assert!(peer.sees_end().await);
+        server.stop().await;
+        assert_eq!(calls.ended(), 0);
     });
 }
 

@@ -75,6 +75,9 @@ pub enum NbdRefusalReason {
     /// The device of the export is not open yet.
     #[error("this export is not available yet")]
     NotYet,
+    /// The device of the export cannot be reached, or another node serves it.
+    #[error("the device of this export cannot be reached now")]
+    Unreachable,
     /// The client asked for TLS, which its listener does not have.
     #[error("TLS is not configured")]
     Tls,
@@ -96,9 +99,10 @@ pub enum NbdRefusalReason {
 
 impl NbdRefusalReason {
     /// Names of all reasons.
-    pub const NAMES: [&str; 9] = [
+    pub const NAMES: [&str; 10] = [
         "unknown-export",
         "not-yet",
+        "unreachable",
         "tls",
         "tls-required",
         "tls-failed",
@@ -113,6 +117,7 @@ impl NbdRefusalReason {
         match self {
             NbdRefusalReason::UnknownExport => "unknown-export",
             NbdRefusalReason::NotYet => "not-yet",
+            NbdRefusalReason::Unreachable => "unreachable",
             NbdRefusalReason::Tls => "tls",
             NbdRefusalReason::TlsRequired => "tls-required",
             NbdRefusalReason::NotAdmitted => "not-admitted",
@@ -131,6 +136,9 @@ pub enum HandshakeStep {
     More,
     /// A message was consumed: call again.
     Again,
+    /// Nothing was consumed: ask whether the devices of these exports can be reached, and call
+    /// again.
+    Check(Vec<Arc<Export>>),
     /// Send the output, begin TLS, and call [`Handshake::secured`]. Nothing that was received in
     /// plain text may be used afterwards.
     StartTls,
@@ -168,6 +176,10 @@ pub struct Handshake {
     /// Export that the client named last.
     named: String,
     refusal: Option<NbdRefusal>,
+    /// The exports of the next option were checked.
+    is_checked: bool,
+    /// Export that was refused for now: a later attempt may succeed.
+    refused_for_now: Option<String>,
 }
 
 impl Handshake {
@@ -186,6 +198,8 @@ impl Handshake {
             allocation: None,
             named: String::new(),
             refusal: None,
+            is_checked: false,
+            refused_for_now: None,
         }
     }
 
@@ -200,7 +214,7 @@ impl Handshake {
     pub fn secured(&mut self, names: Vec<String>) {
         self.security = Security::Secured(names);
         self.structured = false;
-        (self.link, self.allocation) = (None, None);
+        (self.link, self.allocation, self.refused_for_now) = (None, None, None);
         self.named.clear();
     }
 
@@ -214,7 +228,10 @@ impl Handshake {
     /// The export that was found, if this client may use it.
     fn admitted(&self, found: ExportLookup) -> Result<Arc<Export>, NbdRefusalReason> {
         match found {
-            ExportLookup::Here(export) if self.admits(&export) => Ok(export),
+            ExportLookup::Here(export) if self.admits(&export) => match export.reach.is_lost() {
+                true => Err(NbdRefusalReason::Unreachable),
+                false => Ok(export),
+            },
             ExportLookup::Here(_) if self.security == Security::Offered => {
                 Err(NbdRefusalReason::TlsRequired)
             }
@@ -266,11 +283,40 @@ impl Handshake {
         let Some(data) = input.get(OPTION_HEADER_BYTES..end) else {
             return (0, HandshakeStep::More);
         };
+        if !std::mem::take(&mut self.is_checked) {
+            let in_doubt = self.in_doubt(header.option, data);
+            if !in_doubt.is_empty() {
+                self.is_checked = true;
+                return (0, HandshakeStep::Check(in_doubt));
+            }
+        }
         self.options += 1;
         if self.options > MAX_OPTIONS && self.options > self.options_max() {
             return (end, HandshakeStep::Close(HandshakeError::TooManyOptions));
         }
         (end, self.answer(header.option, data, out))
+    }
+
+    /// Exports that an option is about whose devices may be unreachable.
+    fn in_doubt(&self, kind: u32, data: &[u8]) -> Vec<Arc<Export>> {
+        let name = match kind {
+            _ if self.security == Security::Required => return Vec::new(),
+            option::LIST => {
+                let mut exports = self.exports.all();
+                exports.retain(|export| self.admits(export) && export.reach.is_in_doubt());
+                return exports;
+            }
+            option::EXPORT_NAME => string(data),
+            option::INFO | option::GO => InfoRequest::decode(data).map(|request| request.name),
+            option::SET_META_CONTEXT => MetaRequest::decode(data, "").map(|request| request.name),
+            _ => return Vec::new(),
+        };
+        match name.map(|name| self.exports.find(name)) {
+            Ok(ExportLookup::Here(export)) if self.admits(&export) => {
+                Some(export).filter(|export| export.reach.is_in_doubt()).into_iter().collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     fn client_flags(&mut self, input: &[u8]) -> (usize, HandshakeStep) {
@@ -364,7 +410,8 @@ impl Handshake {
 
     fn list(&self, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
         no_data(data)?;
-        for export in self.exports.all().iter().filter(|export| self.admits(export)) {
+        let all = self.exports.all();
+        for export in all.iter().filter(|one| self.admits(one) && !one.reach.is_lost()) {
             let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
             entry.extend_from_slice(export.name.as_bytes());
             entry.extend_from_slice(export.description.as_bytes());
@@ -378,9 +425,14 @@ impl Handshake {
     fn find(&mut self, kind: u32, name: &str, out: &mut Vec<u8>) -> Option<Arc<Export>> {
         name.clone_into(&mut self.named);
         let reason = match self.admitted(self.exports.find(name)) {
-            Ok(export) => return Some(export),
+            Ok(export) => {
+                self.refused_for_now = None;
+                return Some(export);
+            }
             Err(reason) => reason,
         };
+        let for_now = matches!(reason, NbdRefusalReason::NotYet | NbdRefusalReason::Unreachable);
+        self.refused_for_now = for_now.then(|| name.to_owned());
         let (code, why): (u32, &[u8]) = match reason {
             NbdRefusalReason::TlsRequired => {
                 (reply_type::ERR_TLS_REQD, b"this export requires TLS: begin TLS first")
@@ -390,6 +442,9 @@ impl Handshake {
             }
             NbdRefusalReason::NotYet => {
                 (reply_type::ERR_UNKNOWN, b"this export is not available yet; try again later")
+            }
+            NbdRefusalReason::Unreachable => {
+                (reply_type::ERR_UNKNOWN, b"this export cannot be reached now; try again later")
             }
             _ => (reply_type::ERR_UNKNOWN, b"no such export"),
         };
@@ -478,7 +533,10 @@ impl Handshake {
     fn is_expected(&self, data: &[u8]) -> Result<bool, InvalidOption> {
         let request = MetaRequest::decode(data, EXPECTED_CONTEXT)?;
         let asked = request.query == Some(EXPECTED_CONTEXT);
-        Ok(asked && matches!(self.exports.find(request.name), ExportLookup::Expected))
+        // What was refused last may have become available meanwhile.
+        let refused = self.refused_for_now.as_deref() == Some(request.name);
+        let expected = || matches!(self.exports.find(request.name), ExportLookup::Expected);
+        Ok(asked && (refused || expected()))
     }
 }
 

@@ -9,9 +9,13 @@ use flagstone_runtime::buf::{PeerProgress, Share, ShareReport};
 use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::sync::Notify;
 use flagstone_runtime::task::{self, EndedFlow};
-use flagstone_transport::Tx;
+use flagstone_runtime::time::{self, Instant};
+use flagstone_transport::{Tx, WaitGroupPart};
 
-use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES, SEND_BYTES};
+use crate::limits::{
+    CLOSE_TIMEOUT, LOST_CONNECTION_MIN, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES, SEND_BYTES,
+};
+use crate::server::DisconnectReason;
 use crate::server::drain::Drain;
 use crate::session::NbdSession;
 use crate::wire::Errno;
@@ -67,8 +71,13 @@ pub(crate) struct NbdConnection {
     awaits_answers: Cell<bool>,
     /// Set when the client is gone: device calls that only wait give up.
     ended_flow: RefCell<Option<EndedFlow>>,
-    /// Signaled at server shutdown: new requests are refused.
+    /// Signaled at server shutdown: no request starts any more.
     pub(crate) drain: Drain,
+    /// Signaled when the device cannot be reached: no request starts any more.
+    pub(crate) lost: Drain,
+    /// This connection among the ended ones of its export, from before its client can see the end.
+    ended: RefCell<Option<WaitGroupPart>>,
+    begun: Instant,
     /// Signaled when another connection takes over: no request starts any more.
     pub(crate) replaced: Option<Drain>,
     /// The peer is expected to send bytes.
@@ -79,6 +88,7 @@ pub(crate) struct NbdConnection {
     pub(crate) watchdog: Notify,
     /// The watchdog waits for something to watch.
     pub(crate) watchdog_sleeps: Cell<bool>,
+    sender_ended: Cell<bool>,
 }
 
 impl NbdConnection {
@@ -106,12 +116,16 @@ impl NbdConnection {
             awaits_answers: Cell::new(false),
             ended_flow: RefCell::default(),
             drain,
+            lost: Drain::new(),
+            ended: RefCell::default(),
+            begun: time::now(),
             replaced,
             receiving_part: Cell::new(false),
             receives,
             progress,
             watchdog: Notify::new(),
             watchdog_sleeps: Cell::new(false),
+            sender_ended: Cell::new(false),
         }
     }
 
@@ -282,12 +296,79 @@ impl NbdConnection {
         self.awaits_answers.set(false);
     }
 
-    /// Receiving has ended: waits until every request is answered.
-    pub(crate) async fn finish(&self) {
+    /// Why no request starts any more, if so. The client sends the request again on its next
+    /// connection: an error reply would be final for most clients, which fail it to their users.
+    pub(crate) fn is_ending(&self) -> Option<DisconnectReason> {
+        match (self.drain.has_begun(), self.lost.has_begun()) {
+            (true, _) => Some(DisconnectReason::Drained),
+            (_, true) => Some(DisconnectReason::Unreachable),
+            _ => None,
+        }
+    }
+
+    /// Ends the connection, because the device cannot be reached: the request has no reply.
+    pub(crate) fn lose(&self) {
+        // Calls that only wait give up when their client is gone, with the same error.
+        if self.ended_flow.borrow().is_none() && !self.lost.has_begun() {
+            self.session.export.reach.lost();
+            self.part_as_ended();
+            self.lost.begin();
+        }
+    }
+
+    /// Same as [`NbdConnection::lose`], and ends a request, or a part of one, of `bytes`.
+    pub(crate) fn lose_request(&self, bytes: usize) {
+        self.lose();
+        self.abandon(bytes);
+        // A drain is otherwise woken by the end of a send, and there may be none.
+        self.progress.notify();
+    }
+
+    /// Counts the connection among the ended ones of its export, until it is dropped.
+    pub(crate) fn part_as_ended(&self) {
+        let part = || self.session.export.ended_connections.part();
+        self.ended.borrow_mut().get_or_insert_with(part);
+    }
+
+    /// All calls have ended: new connections of the client may start.
+    pub(crate) fn release_successors(&self) {
+        self.ended.take();
+    }
+
+    /// Waits before the end of a lost connection that has just begun: some clients connect again
+    /// at once, for as long as the device cannot be reached.
+    pub(crate) async fn pace_end(&self) {
+        let pause = time::sleep(LOST_CONNECTION_MIN.saturating_sub(self.begun.elapsed()));
+        self.drain.unless_begun(pause).await;
+    }
+
+    /// Receiving has ended because of `end`: waits until every request is answered. Calls that only
+    /// wait give up, except in a drain, which gives them time: the watchdog ends it.
+    pub(crate) async fn finish(&self, end: &DisconnectReason) {
         self.settled();
-        self.end_flow();
+        if !matches!(end, DisconnectReason::Drained) {
+            self.end_flow();
+        }
         self.answered_except(0).await;
         self.tx.finish();
+    }
+
+    /// Runs the sender.
+    pub(crate) async fn run_sender(&self) {
+        if self.tx.run().await.is_err() {
+            // Also ends the receiver.
+            self.stream.shutdown();
+        }
+        self.sender_ended.set(true);
+        self.progress.notify();
+    }
+
+    /// Sends the queued replies and the end of the stream, for a limited time. Later replies are
+    /// not sent.
+    pub(crate) async fn finish_sending(&self) {
+        self.tx.finish();
+        let ended = self.progress.wait_for(|| self.sender_ended.get().then_some(()));
+        let _ = time::timeout(CLOSE_TIMEOUT, ended).await;
     }
 
     pub(crate) fn end_flow(&self) {

@@ -32,18 +32,51 @@ pub(crate) struct AdmittedRequest {
 pub(crate) struct RequestParts {
     bytes_left: Cell<usize>,
     error: Cell<Option<Errno>>,
+    is_unreachable: Cell<bool>,
+}
+
+/// The device could not be reached: there is no reply, and the connection ends.
+///
+/// Clients that reconnect then send the request again, and wait for as long as they are told to,
+/// here or at another server; an error reply would be final for them. Other clients report the end
+/// of the connection as an I/O error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unreachable;
+
+/// Outcome of a device call, for the client.
+type Answer = Result<ReplyBody, Unreachable>;
+
+/// Answer of a failed call; `errno` is its error value.
+fn failed(error: IoError, errno: impl FnOnce(IoError) -> Errno) -> Answer {
+    match error {
+        IoError::Unreachable => Err(Unreachable),
+        error => Ok(ReplyBody::Failed(errno(error))),
+    }
 }
 
 impl RequestParts {
     /// Request of `bytes`, none of which has been executed.
     pub(crate) fn new(bytes: usize) -> Rc<RequestParts> {
-        Rc::new(RequestParts { bytes_left: Cell::new(bytes), error: Cell::new(None) })
+        Rc::new(RequestParts {
+            bytes_left: Cell::new(bytes),
+            error: Cell::new(None),
+            is_unreachable: Cell::new(false),
+        })
     }
 
     /// A part of `bytes` has ended. Returns the answer of the part, or of the request with the last
     /// part; `None` if it has none.
-    fn ended(&self, bytes: usize, answer: ReplyBody) -> Option<ReplyBody> {
+    fn ended(&self, bytes: usize, answer: Answer) -> Option<Answer> {
         self.bytes_left.set(self.bytes_left.get() - bytes);
+        self.is_unreachable.set(self.is_unreachable.get() || answer.is_err());
+        match answer {
+            Ok(reply) if !self.is_unreachable.get() => self.reply_after(reply).map(Ok),
+            _ => Some(Err(Unreachable)),
+        }
+    }
+
+    /// Reply after a part has ended with `answer`.
+    fn reply_after(&self, answer: ReplyBody) -> Option<ReplyBody> {
         if let ReplyBody::Failed(error) = answer {
             self.error.set(Some(self.error.get().unwrap_or(error)));
         }
@@ -60,29 +93,30 @@ impl RequestParts {
 
 impl AdmittedRequest {
     /// Answers the request, or its part.
-    pub(crate) fn answer(self, connection: &NbdConnection, answer: ReplyBody) {
+    pub(crate) fn answer(self, connection: &NbdConnection, answer: Answer) {
         let answer = match &self.whole {
             None => Some(answer),
             Some(whole) => whole.ended(self.budget, answer),
         };
         match answer {
-            Some(answer) => connection.reply(self.cookie, answer, self.budget),
+            Some(Ok(reply)) => connection.reply(self.cookie, reply, self.budget),
+            Some(Err(Unreachable)) => connection.lose_request(self.budget),
             None => connection.abandon(self.budget),
         }
     }
 
     fn changed(self, connection: &NbdConnection, result: Result<(), IoError>) {
         let answer = match result {
-            Ok(()) => ReplyBody::Done,
-            Err(error) => ReplyBody::Failed(Errno::of_change(error)),
+            Ok(()) => Ok(ReplyBody::Done),
+            Err(error) => failed(error, Errno::of_change),
         };
         self.answer(connection, answer);
     }
 
     fn read(self, connection: &NbdConnection, offset: u64, result: Result<BufMut, IoError>) {
         let answer = match result {
-            Ok(data) => ReplyBody::Data { offset, data: data.freeze(), last: true },
-            Err(error) => ReplyBody::Failed(Errno::of_read(error)),
+            Ok(data) => Ok(ReplyBody::Data { offset, data: data.freeze(), last: true }),
+            Err(error) => failed(error, Errno::of_read),
         };
         self.answer(connection, answer);
     }
@@ -174,8 +208,13 @@ pub(crate) async fn read_in_order(
         match result {
             Ok(data) => connection.simple_part(cookie, is_first, data.freeze()),
             Err(error) if is_first => {
-                connection.reply(cookie, ReplyBody::Failed(Errno::of_read(error)), part);
+                let job = AdmittedRequest { cookie, budget: part, whole: None };
+                job.answer(connection, failed(error, Errno::of_read));
                 return Ok(());
+            }
+            Err(error @ IoError::Unreachable) => {
+                connection.lose_request(part);
+                return Err(error);
             }
             Err(error) => {
                 connection.abandon(part);
@@ -214,9 +253,9 @@ fn status(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len
                     described(&extents, (offset - first, u64::from(len)), one),
                 );
                 payload.truncate(bytes);
-                ReplyBody::Status(payload.freeze())
+                Ok(ReplyBody::Status(payload.freeze()))
             }
-            Err(error) => ReplyBody::Failed(Errno::of_read(error)),
+            Err(error) => failed(error, Errno::of_read),
         };
         job.answer(&connection, answer);
     });

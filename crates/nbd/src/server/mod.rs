@@ -7,7 +7,10 @@
 //!
 //! Invariants: [`crate::limits`] bounds requests in flight, their bytes, and waiting for a peer. A
 //! flush is answered only when all writes answered before it are durable. The end of a connection,
-//! whatever its cause, waits for its device calls and leaks nothing.
+//! whatever its cause, waits for its device calls and leaks nothing. A request that is not executed
+//! because the server drains or the device cannot be reached has no reply: its connection ends, and
+//! clients that reconnect send it again. Until the device can be reached, new clients are refused
+//! in the negotiation (`crate::reach`).
 
 mod attached;
 mod connection;
@@ -42,6 +45,7 @@ use crate::limits::{
     HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, NEGOTIATIONS_PER_SOURCE, PEER_TIMEOUT,
 };
 use crate::links::LinkOwner;
+use crate::reach;
 use crate::session::NbdSession;
 use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
@@ -94,6 +98,9 @@ pub enum DisconnectReason {
     /// Too many negotiations of its address are in progress.
     #[error("too many negotiations of this address are in progress")]
     Busy,
+    /// The device of the export could not be reached; requests in flight have no reply.
+    #[error("the device cannot be reached")]
+    Unreachable,
     #[error("the server is shutting down")]
     Drained,
     #[error("replaced by a new connection of the client")]
@@ -338,13 +345,7 @@ impl NbdServer {
             owner.as_ref().map(|owner| owner.stop.clone()),
         ));
         let sending = connection.clone();
-        let mut sender = spawn(async move {
-            if sending.tx.run().await.is_err() {
-                // Also ends the receiver.
-                sending.stream.shutdown();
-            }
-        })
-        .abort_on_drop();
+        let mut sender = spawn(async move { sending.run_sender().await }).abort_on_drop();
         let watch = watchdog::watch(connection.clone(), self.options.peer_timeout);
         let mut watchdog = spawn(watch).abort_on_drop();
         let attending = connection.clone();
@@ -355,12 +356,15 @@ impl NbdServer {
         })
         .abort_on_drop();
         let end = receiver::receive(&connection, &mut rx).await;
-        let ended = connection.session.export.ended_connections.part();
+        connection.part_as_ended();
         // Frees receive memory early.
         drop(rx);
-        connection.finish().await;
+        if connection.lost.has_begun() {
+            connection.pace_end().await;
+        }
+        connection.finish(&end).await;
         let _ = sender.handle().await;
-        drop(ended);
+        connection.release_successors();
         drop(owner);
         if stalled.handle().is_finished() {
             return DisconnectReason::Stalled;
@@ -406,6 +410,7 @@ async fn negotiation_step(
             HandshakeStep::StartTls => {
                 handshake.secured(tls::begin(socket, rx, tls, timeout).await?);
             }
+            HandshakeStep::Check(exports) => reach::check(&exports).await,
             HandshakeStep::Begin(session) => return Ok(Some(session)),
             HandshakeStep::Close(refusal) => return Err(refusal.into()),
             HandshakeStep::More => {

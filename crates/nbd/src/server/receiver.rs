@@ -68,9 +68,11 @@ async fn take(
     request: &NbdRequest,
     predictor: &mut ShapePredictor,
 ) -> Result<(), DisconnectReason> {
-    let mut verdict = connection.session.admit(request);
-    if connection.drain.has_begun() && verdict != Ok(RequestAction::Disconnect) {
-        verdict = Err(Errno::SHUTDOWN);
+    let verdict = connection.session.admit(request);
+    if verdict != Ok(RequestAction::Disconnect)
+        && let Some(end) = connection.is_ending()
+    {
+        return Err(end);
     }
     match verdict {
         Ok(RequestAction::Disconnect) => return Err(DisconnectReason::Disconnected),
@@ -189,7 +191,7 @@ async fn write(
         match received? {
             _ if connection.is_replaced() => return Err(DisconnectReason::Replaced),
             Some(data) => execute::write(connection, job, offset, fua, data),
-            None => job.answer(connection, ReplyBody::Failed(Errno::NOMEM)),
+            None => job.answer(connection, Ok(ReplyBody::Failed(Errno::NOMEM))),
         }
         offset += part as u64;
     }

@@ -20,13 +20,27 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, timeout: Duration) -> D
         };
         outcome.unwrap_or(DisconnectReason::Replaced)
     };
-    let verdict = connection.drain.unless_begun(stalls_or_replaced).await;
-    if verdict.is_none() {
-        let done = connection.progress.wait_for(|| (connection.in_flight() == 0).then_some(()));
-        // Give up the device or the peer after the timeout: the process is exiting.
-        let _ = time::timeout(DRAIN_TIMEOUT, done).await;
-    }
+    let ends = async {
+        let outcome = connection.lost.unless_begun(stalls_or_replaced).await;
+        outcome.unwrap_or(DisconnectReason::Unreachable)
+    };
+    let verdict = connection.drain.unless_begun(ends).await;
     let verdict = verdict.unwrap_or(DisconnectReason::Drained);
+    match verdict {
+        DisconnectReason::Drained => {
+            let done = connection.progress.wait_for(|| (connection.in_flight() == 0).then_some(()));
+            // Give up the device or the peer after the timeout: the process is exiting.
+            if time::timeout(DRAIN_TIMEOUT, done).await.is_ok() {
+                connection.finish_sending().await;
+            }
+        }
+        DisconnectReason::Unreachable => {
+            connection.pace_end().await;
+            // Other calls may take longer than clients wait.
+            connection.finish_sending().await;
+        }
+        _ => {}
+    }
     // At its limits, the receiver does not notice that the stream has ended.
     connection.end_flow();
     if matches!(verdict, DisconnectReason::TimedOut) {

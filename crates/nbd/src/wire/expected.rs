@@ -8,6 +8,8 @@
 //!   it as such;
 //! - POLICY means that the server's policy forbids it, which is permanent.
 //!
+//! The same holds for an export whose device cannot be reached now.
+//!
 //! An expected export is not listed by LIST either, because some clients query every listed export
 //! and give up at the first unavailable one.
 //!

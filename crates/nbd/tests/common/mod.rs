@@ -51,6 +51,7 @@ pub fn memory(size_bytes: u64, block_bytes: u32) -> SharedDevice {
 /// Server that runs until it is dropped or drained.
 pub struct Running {
     pub server: Arc<NbdServer>,
+    pub exports: Arc<Exports>,
     pub address: Address,
     pub drain: Drain,
     pub task: Rc<JoinHandle<()>>,
@@ -60,11 +61,11 @@ impl Running {
     pub fn start(address: &Address, exports: Vec<Export>, options: ServerOptions) -> Running {
         let drain = Drain::new();
         let exports = Arc::new(Exports::new(exports).unwrap());
-        let server = NbdServer::new(exports, options, drain.clone());
+        let server = NbdServer::new(exports.clone(), options, drain.clone());
         let listener = Listener::bind(address).unwrap();
         let address = listener.address().clone();
         let task = Rc::new(spawn(server.clone().run(listener)));
-        Running { server, address, drain, task }
+        Running { server, exports, address, drain, task }
     }
 
     /// Serves the device as the export `disk` on a free TCP port.

@@ -1,0 +1,148 @@
+//! Server behavior while the device of an export cannot be reached: a request has no reply, its
+//! connection ends, and later clients are refused until the device can be reached.
+
+mod common;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::peer::{Agreed, Peer, hello, request};
+use common::{Running, in_simulation, memory, on_each_driver};
+use flagstone_blockdev::{BlockDevice, FaultConfig, FaultControl, FaultLayer};
+use flagstone_nbd::wire::option::{OptionReplyHeader, option, put_option, reply_type};
+use flagstone_nbd::wire::request::command;
+use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice, NegotiationError};
+use flagstone_runtime::{Buf, buf, spawn, time};
+
+const STRUCTURED: Agreed = Agreed { structured: true, sized: true };
+const SIMPLE: Agreed = Agreed { structured: false, sized: true };
+
+/// Server of a device that can be made unreachable.
+fn server() -> (Running, FaultControl) {
+    let (device, faults) = FaultLayer::new(memory(64 << 20, 512), FaultConfig::default()).unwrap();
+    (Running::with(Arc::new(device)), faults)
+}
+
+/// Type of the last reply to a GO.
+async fn answer_to_go(server: &Running) -> u32 {
+    let peer = Peer::greeted(&server.address).await;
+    peer.send(&hello("disk", SIMPLE)).await;
+    loop {
+        let bytes = peer.read(20).await.unwrap();
+        let header = OptionReplyHeader::decode(&bytes).unwrap().unwrap();
+        peer.read(header.len as usize).await.unwrap();
+        if header.kind != reply_type::INFO {
+            return header.kind;
+        }
+    }
+}
+
+#[test]
+fn request_has_no_reply_and_its_connection_ends() {
+    // In simulated time: the connections end at a limited rate.
+    in_simulation(1, async || {
+        let (server, device) = server();
+        for (agreed, kind, len) in [
+            (SIMPLE, command::READ, 512),
+            (STRUCTURED, command::READ, 4 << 20),
+            (SIMPLE, command::READ, 32 << 20),
+            (SIMPLE, command::WRITE, 512),
+            (STRUCTURED, command::WRITE, 4 << 20),
+            (STRUCTURED, command::FLUSH, 0),
+            (SIMPLE, command::TRIM, 4096),
+            (STRUCTURED, command::WRITE_ZEROES, 4096),
+        ] {
+            device.heal();
+            let peer = Rc::new(Peer::begun(&server.address, agreed).await);
+            device.set_unreachable(true);
+            peer.send(&request(kind, 0, 1, 0, len)).await;
+            if kind == command::WRITE {
+                let sender = peer.clone();
+                // The server may end the connection before it has received all of it.
+                spawn(async move { drop(sender.try_send(&vec![7; len as usize]).await) });
+            }
+            assert!(peer.sees_end().await, "{kind} of {len} bytes");
+        }
+        server.stop().await;
+    });
+}
+
+#[test]
+fn clients_are_refused_until_device_can_be_reached() {
+    on_each_driver(async || {
+        let (server, device) = server();
+        let peer = Peer::begun(&server.address, SIMPLE).await;
+        device.set_unreachable(true);
+        peer.send(&request(command::READ, 0, 1, 0, 512)).await;
+        assert!(peer.sees_end().await);
+        assert_eq!(answer_to_go(&server).await, reply_type::ERR_UNKNOWN);
+        // Not listed: some clients ask about every export, and give up at the first refusal.
+        let peer = Peer::greeted(&server.address).await;
+        let mut list = 3_u32.to_be_bytes().to_vec();
+        put_option(&mut list, option::LIST, &[]);
+        peer.send(&list).await;
+        let header = OptionReplyHeader::decode(&peer.read(20).await.unwrap()).unwrap().unwrap();
+        assert_eq!((header.option, header.kind), (option::LIST, reply_type::ACK));
+        // The option without error replies ends the connection.
+        let peer = Peer::greeted(&server.address).await;
+        let mut name = 3_u32.to_be_bytes().to_vec();
+        put_option(&mut name, option::EXPORT_NAME, b"disk");
+        peer.send(&name).await;
+        assert!(peer.sees_end().await);
+        let opened = NbdDevice::connect(server.address.clone(), "disk", ClientOptions::default());
+        match opened.await {
+            Err(error @ ConnectError::Negotiation(NegotiationError::NotYet(_))) => {
+                assert!(error.may_pass());
+            }
+            other => panic!("{other:?}"),
+        }
+        let count = server.server.refusals().find(|(name, _)| *name == "unreachable");
+        // Flagstone's client asks about its contexts first.
+        assert_eq!(count, Some(("unreachable", 4)));
+        device.set_unreachable(false);
+        assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        server.stop().await;
+    });
+}
+
+/// A client that connects again at once must not keep both sides busy with connections.
+#[test]
+fn useless_connections_end_at_a_limited_rate() {
+    in_simulation(1, async || {
+        let (server, device) = server();
+        let begun = time::now();
+        for _ in 0..5 {
+            device.set_unreachable(false);
+            let peer = Peer::begun(&server.address, SIMPLE).await;
+            device.set_unreachable(true);
+            peer.send(&request(command::WRITE, 0, 1, 0, 512)).await;
+            peer.send(&[7; 512]).await;
+            assert!(peer.sees_end().await);
+        }
+        assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
+        server.stop().await;
+    });
+}
+
+/// The module documentation of the client describes what it resends.
+#[test]
+fn client_resends_until_device_can_be_reached() {
+    in_simulation(1, async || {
+        let (server, device) = server();
+        let address = server.address.clone();
+        let client = NbdDevice::connect(address, "disk", ClientOptions::default()).await.unwrap();
+        device.set_unreachable(true);
+        let writer = client.clone();
+        let write =
+            spawn(async move { writer.write(0, Buf::copy_of(&[9; 512]).unwrap(), true).await });
+        time::sleep(Duration::from_secs(30)).await;
+        assert!(!write.is_finished());
+        device.set_unreachable(false);
+        write.await.unwrap().unwrap();
+        let data = client.read(0, buf::alloc(512).await).await.unwrap();
+        assert_eq!(data[..], [9; 512]);
+        drop(client);
+        server.stop().await;
+    });
+}
