@@ -197,6 +197,13 @@ impl Exports {
         }
     }
 
+    /// True unless the export was removed, or replaced by another of its name.
+    pub(crate) fn is_current(&self, export: &Arc<Export>) -> bool {
+        let by_name = self.by_name.lock();
+        let current = by_name.get(&export.name).and_then(Option::as_ref);
+        current.is_some_and(|current| Arc::ptr_eq(current, export))
+    }
+
     pub fn all(&self) -> Vec<Arc<Export>> {
         self.by_name.lock().values().flatten().cloned().collect()
     }

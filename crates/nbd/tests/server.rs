@@ -394,3 +394,26 @@ fn exports_are_separate_devices() {
         assert_eq!(untouched[..], [0; 512]);
     });
 }
+
+/// Its connection was not attached yet when the server disconnected the clients of the export.
+#[test]
+fn client_of_removed_export_is_disconnected_before_its_first_request() {
+    on_each_driver(async || {
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
+        let server = Running::with(device);
+        let old = Peer::begun(&server.address, SIMPLE).await;
+        calls.hold();
+        old.send(&request(command::READ, 0, 1, 0, 512)).await;
+        until(|| calls.begun() == 1).await;
+        old.stream.shutdown();
+        // It waits for the call of the old connection.
+        let new = Peer::begun(&server.address, SIMPLE).await;
+        new.send(&request(command::READ, 0, 2, 0, 512)).await;
+        let removed = Arc::downgrade(&server.exports.remove("disk").unwrap());
+        server.server.disconnect("disk");
+        calls.let_go();
+        assert!(new.sees_end().await);
+        until(|| removed.strong_count() == 0).await;
+        assert_eq!(calls.begun(), 1);
+    });
+}

@@ -101,6 +101,9 @@ pub enum DisconnectReason {
     /// The device of the export could not be reached; requests in flight have no reply.
     #[error("the device cannot be reached")]
     Unreachable,
+    /// The export was removed, or replaced by another of its name, after it was negotiated.
+    #[error("the export was removed")]
+    Removed,
     #[error("the server is shutting down")]
     Drained,
     #[error("replaced by a new connection of the client")]
@@ -335,6 +338,11 @@ impl NbdServer {
         let export = session.export.name.clone();
         let attached = AttachedClient { export, peer: stream.peer() };
         let _entry = self.attached.enter(attached, stream.clone());
+        // It may have been removed during the negotiation, when nothing disconnected this client.
+        if !self.exports.is_current(&session.export) {
+            stream.shutdown();
+            return DisconnectReason::Removed;
+        }
         let share = self.shares().join(Protocol::Nbd, &stream.peer());
         let connection = Rc::new(NbdConnection::new(
             socket,
