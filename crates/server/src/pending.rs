@@ -211,6 +211,8 @@ impl Server {
             .described(format!("Flagstone volume {}", config.name))
             .read_only(config.read_only)
             .accessible_to(config.nbd_clients.clone());
+        // A mirror may not serve hosts, or not yet.
+        let export = if config.mirror().is_some() { export.asked_first() } else { export };
         self.exports.add(export).map_err(unservable)?;
         let _ = volume.device.set(device);
         Ok(())
