@@ -7,21 +7,29 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::blocking_device::BlockingDevice;
 use common::peer::{Agreed, Peer, hello, request};
-use common::{Running, in_simulation, memory, on_each_driver};
-use flagstone_blockdev::{BlockDevice, FaultConfig, FaultControl, FaultLayer};
+use common::{Running, any_port, in_simulation, memory, on_each_driver, until};
+use flagstone_blockdev::{BlockDevice, FaultConfig, FaultControl, FaultLayer, SharedDevice};
 use flagstone_nbd::wire::option::{OptionReplyHeader, option, put_option, reply_type};
 use flagstone_nbd::wire::request::command;
-use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice, NegotiationError};
+use flagstone_nbd::{
+    ClientOptions, ConnectError, Export, NbdDevice, NegotiationError, ServerOptions,
+};
 use flagstone_runtime::{Buf, buf, spawn, time};
 
 const STRUCTURED: Agreed = Agreed { structured: true, sized: true };
 const SIMPLE: Agreed = Agreed { structured: false, sized: true };
 
-/// Server of a device that can be made unreachable.
-fn server() -> (Running, FaultControl) {
+/// Device that can be made unreachable.
+fn device() -> (SharedDevice, FaultControl) {
     let (device, faults) = FaultLayer::new(memory(64 << 20, 512), FaultConfig::default()).unwrap();
-    (Running::with(Arc::new(device)), faults)
+    (Arc::new(device), faults)
+}
+
+fn server() -> (Running, FaultControl) {
+    let (device, faults) = device();
+    (Running::with(device), faults)
 }
 
 /// Type of the last reply to a GO.
@@ -102,6 +110,54 @@ fn clients_are_refused_until_device_can_be_reached() {
         assert_eq!(count, Some(("unreachable", 4)));
         device.set_unreachable(false);
         assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        server.stop().await;
+    });
+}
+
+/// As a mirror that does not serve hosts yet. A device that does not answer is only slow.
+#[test]
+fn first_client_waits_for_device_that_is_asked_first() {
+    in_simulation(1, async || {
+        let (device, faults) = device();
+        let (device, calls) = BlockingDevice::wrap(device);
+        let exports = vec![Export::new("disk", device).asked_first()];
+        let server = Running::start(&any_port(), exports, ServerOptions::default());
+        calls.hold();
+        assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        // One read asks, however many clients negotiate.
+        assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        assert_eq!(calls.begun(), 1);
+        faults.set_unreachable(true);
+        calls.let_go();
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(answer_to_go(&server).await, reply_type::ERR_UNKNOWN);
+        calls.hold();
+        assert_eq!(answer_to_go(&server).await, reply_type::ERR_UNKNOWN);
+        faults.set_unreachable(false);
+        calls.let_go();
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        server.stop().await;
+    });
+}
+
+#[test]
+fn drain_does_not_wait_for_lost_request() {
+    in_simulation(1, async || {
+        let (device, faults) = device();
+        let (device, calls) = BlockingDevice::wrap(device);
+        let server = Running::with(device);
+        let peer = Peer::begun(&server.address, STRUCTURED).await;
+        calls.hold();
+        peer.send(&request(command::READ, 0, 1, 0, 512)).await;
+        until(|| calls.begun() == 1).await;
+        server.drain.begin();
+        time::sleep(Duration::from_secs(1)).await;
+        faults.set_unreachable(true);
+        calls.let_go();
+        let begun = time::now();
+        assert!(peer.sees_end().await);
+        assert!(begun.elapsed() < Duration::from_secs(1));
         server.stop().await;
     });
 }

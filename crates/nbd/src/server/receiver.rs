@@ -138,7 +138,7 @@ async fn read(
             return Err(DisconnectReason::Replaced);
         }
         // The reply could not be sent, and the budget is no longer enforced.
-        if connection.tx.is_closed() {
+        if connection.tx.is_closed() || connection.lost.has_begun() {
             connection.abandon(admitted);
             return Ok(());
         }
@@ -173,9 +173,11 @@ async fn write(
     while offset < end {
         let left = (end - offset) as usize;
         let admitted = connection.admit_part(left).await;
-        if connection.tx.is_closed() {
+        if connection.tx.is_closed() || connection.lost.has_begun() {
             connection.abandon(admitted);
-            return Err(DisconnectReason::CutShort);
+            let is_lost = connection.lost.has_begun();
+            let unreachable = is_lost.then_some(DisconnectReason::Unreachable);
+            return Err(unreachable.unwrap_or(DisconnectReason::CutShort));
         }
         let part = admitted_part(connection, offset, admitted, left);
         connection.abandon_bytes(admitted - part);
