@@ -397,7 +397,7 @@ fn exports_are_separate_devices() {
 
 /// Its connection was not attached yet when the server disconnected the clients of the export.
 #[test]
-fn client_of_removed_export_is_disconnected_before_its_first_request() {
+fn client_of_removed_export_is_disconnected() {
     on_each_driver(async || {
         let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
