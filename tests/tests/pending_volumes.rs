@@ -176,14 +176,12 @@ fn pending_server_stops_on_request() {
     assert_eq!(status.code(), Some(0), "{status}\n{}", server.output());
 }
 
-#[test]
-fn server_stops_while_opening_its_volumes() {
-    // Clients that connect to it wait for an answer.
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let address = silent.local_addr().expect("bound");
-    let volume = format!("db=nvme-tcp://{address}/{NQN_PREFIX}db");
+/// Starts a server with these arguments, and stops it while it waits for an answer of `silent`.
+fn stop_while_it_waits(silent: &TcpListener, arguments: &[&str]) {
     let mut server = Command::new(binary())
-        .args(["serve", "--volume", &volume, "--listen", "nbd://127.0.0.1:0", "--api", "none"])
+        .arg("serve")
+        .args(arguments)
+        .args(["--listen", "nbd://127.0.0.1:0", "--api", "none"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -195,6 +193,29 @@ fn server_stops_while_opening_its_volumes() {
     out.read_to_string(&mut printed).expect("the output is text");
     assert_eq!(server.wait().expect("it ends").code(), Some(0));
     assert_eq!(printed, "", "it began to serve anyway");
+}
+
+#[test]
+fn server_stops_while_opening_its_volumes() {
+    // Clients that connect to it wait for an answer.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = silent.local_addr().expect("bound");
+    let volume = format!("db=nvme-tcp://{address}/{NQN_PREFIX}db");
+    stop_while_it_waits(&silent, &["--volume", &volume]);
+}
+
+/// A server that was told to stop while it opened its pools listened for a moment, without their
+/// volumes. A host that connected then was told that its volume does not exist, and gave it up.
+#[test]
+fn server_stops_while_opening_its_pools() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = silent.local_addr().expect("bound");
+    let scratch = Scratch::new();
+    let pool = format!(r#"{{"name":"fast","devices":["nvme-tcp://{address}/{NQN_PREFIX}db"]}}"#);
+    let recorded = format!(r#"{{"version":1,"pools":[{pool}]}}"#);
+    fs::write(scratch.join("pools.json"), recorded).expect("the state can be written");
+    let state = scratch.join("");
+    stop_while_it_waits(&silent, &["--state", state.to_str().expect("temporary paths are UTF-8")]);
 }
 
 #[test]

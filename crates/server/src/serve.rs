@@ -150,8 +150,14 @@ async fn serve_until_signal(
     let signals = Signals::catch()?;
     let Some(server) = open(config, &signals).await? else { return Ok(()) };
     let server = Rc::new(server);
-    // A signal is handled below, as soon as the server serves.
-    let _ = signals.unless_stopped(server.open_pools()).await;
+    if signals.unless_stopped(server.open_pools()).await.is_none() {
+        // Nothing listens: a host that connected now would be told that the volumes of pools do
+        // not exist, and would give them up.
+        manager.stopping().await;
+        tracing::info!("stopping before volumes are served");
+        server.leave().await;
+        return server.end(Vec::new()).await;
+    }
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
     for ConfiguredListener { spec, .. } in &server.config.server.listen {
