@@ -159,8 +159,9 @@ fn subsystem_shows_its_available_volumes() {
     let server = serve(&scratch, &text);
     let namespace = |nsid: u32| format!("{}?nsid={nsid}", server.nvme_uri("all"));
     Load::start(&namespace(2), VERIFIED).wait().assert_complete();
+    // It is there, so that hosts keep its disk, and its size is unknown.
     let said = refusal(&namespace(1));
-    assert!(said.contains("no such namespace"), "{said}");
+    assert!(said.contains("Namespace Not Ready"), "{said}");
     far.restart();
     wait_until_served(&server, "far");
     Load::start(&namespace(1), VERIFIED).wait().assert_complete();
@@ -176,8 +177,8 @@ fn pending_server_stops_on_request() {
     assert_eq!(status.code(), Some(0), "{status}\n{}", server.output());
 }
 
-/// Starts a server with these arguments, and stops it while it waits for an answer of `silent`.
-fn stop_while_it_waits(silent: &TcpListener, arguments: &[&str]) {
+/// Starts a server with these arguments, and stops it when `wait` has returned.
+fn stop_during_start(arguments: &[&str], wait: impl FnOnce(Pid)) {
     let mut server = Command::new(binary())
         .arg("serve")
         .args(arguments)
@@ -186,8 +187,9 @@ fn stop_while_it_waits(silent: &TcpListener, arguments: &[&str]) {
         .stdout(Stdio::piped())
         .spawn()
         .expect("flagstone runs");
-    let _held = silent.accept().expect("it connects");
-    kill_process(Pid::from_child(&server), Signal::TERM).expect("it runs");
+    let pid = Pid::from_child(&server);
+    wait(pid);
+    kill_process(pid, Signal::TERM).expect("it runs");
     let mut printed = String::new();
     let mut out = server.stdout.take().expect("a pipe");
     out.read_to_string(&mut printed).expect("the output is text");
@@ -201,21 +203,34 @@ fn server_stops_while_opening_its_volumes() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = silent.local_addr().expect("bound");
     let volume = format!("db=nvme-tcp://{address}/{NQN_PREFIX}db");
-    stop_while_it_waits(&silent, &["--volume", &volume]);
+    let mut held = None;
+    stop_during_start(&["--volume", &volume], |_| {
+        held = Some(silent.accept().expect("it connects"));
+    });
 }
 
 /// A server that was told to stop while it opened its pools listened for a moment, without their
 /// volumes. A host that connected then was told that its volume does not exist, and gave it up.
 #[test]
 fn server_stops_while_opening_its_pools() {
-    let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let address = silent.local_addr().expect("bound");
     let scratch = Scratch::new();
-    let pool = format!(r#"{{"name":"fast","devices":["nvme-tcp://{address}/{NQN_PREFIX}db"]}}"#);
+    // Opening it waits for a writer.
+    let pipe = scratch.join("pipe");
+    let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).expect("a pipe");
+    let pool = format!(r#"{{"name":"fast","devices":[{pipe:?}]}}"#);
     let recorded = format!(r#"{{"version":1,"pools":[{pool}]}}"#);
     fs::write(scratch.join("pools.json"), recorded).expect("the state can be written");
     let state = scratch.join("");
-    stop_while_it_waits(&silent, &["--state", state.to_str().expect("temporary paths are UTF-8")]);
+    let state = state.to_str().expect("temporary paths are UTF-8");
+    stop_during_start(&["--state", state], |pid| {
+        let threads = format!("/proc/{}/task", pid.as_raw_nonzero());
+        let is_open = |thread: &fs::DirEntry| {
+            fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name == "open\n")
+        };
+        let opens = || fs::read_dir(&threads).unwrap().flatten().any(|thread| is_open(&thread));
+        until("it opens the pool", opens, String::new);
+    });
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub struct TargetConfig {
     /// controller of a vanished host would stay forever. I/O controllers use the host's value.
     pub discovery_keep_alive: Duration,
     /// Namespaces of one subsystem, 1 to 65,535, and the largest namespace identifier. The ANA log,
-    /// 48 bytes plus 4 per namespace, must fit within `mdts_bytes` because hosts read it in one
+    /// 80 bytes plus 4 per namespace, must fit within `mdts_bytes` because hosts read it in one
     /// transfer.
     pub max_namespaces: u32,
     /// Controllers of the whole target, 1 to 65,519.
@@ -155,7 +155,7 @@ impl TargetConfig {
             ),
             ((1..=NAMESPACES_MAX).contains(&self.max_namespaces), "max_namespaces", "1 to 65535"),
             (
-                ana_log_bytes(self.max_namespaces) <= u64::from(self.mdts_bytes),
+                ana_log_bytes(ANA_GROUPS, self.max_namespaces) <= u64::from(self.mdts_bytes),
                 "max_namespaces",
                 "small enough that 48 bytes plus 4 for each fit mdts_bytes",
             ),
@@ -173,9 +173,12 @@ fn is_text(text: &str, longest: usize) -> bool {
     (1..=longest).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
-/// Length of the ANA log of one group with `namespaces` namespaces.
-pub(super) fn ana_log_bytes(namespaces: u32) -> u64 {
-    (size_of::<AnaHeader>() + size_of::<AnaGroup>()) as u64 + u64::from(namespaces) * 4
+/// ANA groups of a subsystem, one of them for pending namespaces.
+pub(super) const ANA_GROUPS: usize = 2;
+
+/// Length of an ANA log with `groups` groups and together `namespaces` namespaces.
+pub(super) fn ana_log_bytes(groups: usize, namespaces: u32) -> u64 {
+    (size_of::<AnaHeader>() + groups * size_of::<AnaGroup>()) as u64 + u64::from(namespaces) * 4
 }
 
 #[cfg(test)]

@@ -183,9 +183,7 @@ impl Controller {
             // Suites that know controllers of version 1.0 read it without a namespace.
             FeatureId::ERROR_RECOVERY if get.nsid == 0 => 0,
             FeatureId::ERROR_RECOVERY => {
-                if self.snapshot().get(get.nsid).is_none() {
-                    return Err(Status::INVALID_NAMESPACE.dnr());
-                }
+                self.snapshot().find(get.nsid)?;
                 features.error_recovery.get(&get.nsid).copied().unwrap_or(0)
             }
             FeatureId::RESERVATION_NOTIFICATION_MASK => {
@@ -275,7 +273,7 @@ impl Controller {
     /// Reservations of a namespace.
     fn reservations(&self, nsid: u32) -> Result<Arc<NamespaceReservations>, Status> {
         let table = self.snapshot();
-        let namespace = table.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let namespace = table.find(nsid)?;
         namespace.reservations.clone().ok_or(Status::INVALID_FIELD.dnr())
     }
 
@@ -313,10 +311,9 @@ impl Controller {
         features.error_recovery.retain(|kept, _| table.get(*kept).is_some());
         if nsid == NAMESPACE_ID_ALL {
             features.error_recovery = table.iter().map(|ns| (ns.nsid, value)).collect();
-        } else if table.get(nsid).is_some() {
-            features.error_recovery.insert(nsid, value);
         } else {
-            return Err(Status::INVALID_NAMESPACE.dnr());
+            table.find(nsid)?;
+            features.error_recovery.insert(nsid, value);
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{U16, U32, U64, U128, Wire};
 
 use super::admin::identify_data;
-use super::config::TargetConfig;
+use super::config::{ANA_GROUPS, TargetConfig};
 use super::controller::Controller;
 use super::copy::CopyLimits;
 use super::namespace::Namespace;
@@ -32,8 +32,10 @@ use crate::limits::{
     KEEP_ALIVE_UNIT_MS, PAGE_BYTES,
 };
 
-/// ANA group of all namespaces.
+/// ANA group of all namespaces but the pending ones.
 pub(super) const ANA_GROUP: u32 = 1;
+/// ANA group of the pending namespaces.
+pub(super) const PENDING_ANA_GROUP: u32 = 2;
 /// Identifier of the controller that receives the command.
 const THIS_CONTROLLER: u16 = 0xffff;
 /// DCTYPE: direct discovery controller.
@@ -89,12 +91,16 @@ impl Controller {
                 nvm_alone(&identify)?;
                 identify_data(command, self.nvm_controller().bytes())
             }
+            Cns::INDEPENDENT_NAMESPACE if self.snapshot().is_pending(identify.nsid) => {
+                identify_data(command, pending().bytes())
+            }
             Cns::INDEPENDENT_NAMESPACE => {
                 let structure = self.of_namespace(&identify, independent)?;
                 identify_data(command, structure.bytes())
             }
             Cns::ATTACHED_CONTROLLERS => {
-                if self.snapshot().get(identify.nsid).is_none() {
+                let table = self.snapshot();
+                if table.get(identify.nsid).is_none() && !table.is_pending(identify.nsid) {
                     return Err(Status::INVALID_NAMESPACE.dnr());
                 }
                 identify_data(command, self.controller_list(identify.controller_id).bytes())
@@ -123,6 +129,7 @@ impl Controller {
         let possible = 1..=self.target.config().max_namespaces;
         match table.get(identify.nsid) {
             Some(namespace) => Ok(make(namespace)),
+            None if table.is_pending(identify.nsid) => Err(Status::NAMESPACE_NOT_READY),
             None if possible.contains(&identify.nsid) => Ok(T::zeroed()),
             None => Err(Status::INVALID_NAMESPACE.dnr()),
         }
@@ -134,13 +141,13 @@ impl Controller {
         }
         let table = self.snapshot();
         let mut list = NamespaceList::default();
-        list.fill(above, table.above(above).map(|namespace| namespace.nsid));
+        list.fill(above, table.active_above(above));
         Ok(list)
     }
 
     fn namespace_descriptors(&self, nsid: u32) -> Result<[u8; IDENTIFY_BYTES], Status> {
         let table = self.snapshot();
-        let namespace = table.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let namespace = table.find(nsid)?;
         let mut data = [0; IDENTIFY_BYTES];
         let mut list = DescriptorWriter::new(&mut data);
         let names =
@@ -215,10 +222,9 @@ impl Controller {
             | ana_capabilities::NON_OPTIMIZED
             | ana_capabilities::INACCESSIBLE
             | ana_capabilities::PERSISTENT_LOSS
-            | ana_capabilities::CHANGE
-            | ana_capabilities::FIXED_GROUPS;
-        structure.ana_group_max = U32::new(ANA_GROUP);
-        structure.ana_groups = U32::new(1);
+            | ana_capabilities::CHANGE;
+        structure.ana_group_max = U32::new(PENDING_ANA_GROUP);
+        structure.ana_groups = U32::new(ANA_GROUPS as u32);
     }
 
     fn nvm_controller(&self) -> NvmController {
@@ -282,6 +288,16 @@ fn independent(namespace: &Namespace) -> IndependentNamespace {
         ana_group: U32::new(ANA_GROUP),
         attributes: if namespace.read_only { WRITE_PROTECTED } else { 0 },
         status: READY,
+        ..IndependentNamespace::default()
+    }
+}
+
+/// What is known of a pending namespace. It may have a volatile write cache.
+fn pending() -> IndependentNamespace {
+    IndependentNamespace {
+        sharing: SHARED,
+        ana_group: U32::new(PENDING_ANA_GROUP),
+        status: 0,
         ..IndependentNamespace::default()
     }
 }

@@ -299,6 +299,16 @@ impl Target {
         Ok(())
     }
 
+    /// Adds a namespace whose device is not open yet: a pending one, see [`namespace`]. Adding the
+    /// device with [`Target::add_namespace`] and this identifier completes it.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`], [`TargetError::NamespaceId`],
+    /// [`TargetError::NamespaceExists`].
+    pub fn add_pending_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.add_pending_namespace(nsid, self.config.max_namespaces)
+    }
+
     /// Adds a device as a namespace of subsystem `nqn`, notifies connected hosts, and returns its
     /// identifier. If the device has a volatile write cache, hosts that were connected without a
     /// cache are disconnected, so that they identify the controller again.

@@ -24,8 +24,8 @@ use super::admin::reply_data;
 use super::config::ana_log_bytes;
 use super::controller::Controller;
 use super::feature::{DISCOVERY_FEATURES, IO_FEATURES};
-use super::identify::ANA_GROUP;
-use super::namespace::NamespaceTable;
+use super::identify::{ANA_GROUP, PENDING_ANA_GROUP};
+use super::namespace::{NamespaceTable, PENDING_ANA};
 use super::vendor::CommandReply;
 use crate::limits::ERROR_LOG_ENTRIES;
 
@@ -215,17 +215,31 @@ impl Controller {
         let table = self.snapshot();
         let change_count = self.subsystem.ana_changes();
         let groups_only = get.specific & ana::GROUPS_ONLY != 0;
-        let namespaces = if groups_only { 0 } else { table.len() };
-        let mut window = self.window(command, get, ana_log_bytes(namespaces))?;
+        let mut groups = vec![(ANA_GROUP, table.ana(), table.iter().map(|one| one.nsid).collect())];
+        if table.pending().len() > 0 {
+            groups.push((PENDING_ANA_GROUP, PENDING_ANA, table.pending().collect::<Vec<u32>>()));
+        }
+        if groups_only {
+            groups.iter_mut().for_each(|(_, _, namespaces)| namespaces.clear());
+        }
+        let namespaces = groups.iter().map(|(_, _, namespaces)| namespaces.len() as u32).sum();
+        let mut window = self.window(command, get, ana_log_bytes(groups.len(), namespaces))?;
         let header = AnaHeader {
             change_count: U64::new(change_count),
-            groups: U16::new(1),
+            groups: U16::new(groups.len() as u16),
             ..AnaHeader::default()
         };
         window.push(header.bytes());
-        window.push(ana_group(&table, namespaces, change_count).bytes());
-        if !groups_only {
-            table.iter().for_each(|namespace| window.push(U32::new(namespace.nsid).bytes()));
+        for (id, state, namespaces) in groups {
+            let group = AnaGroup {
+                id: U32::new(id),
+                namespaces: U32::new(namespaces.len() as u32),
+                change_count: U64::new(change_count),
+                state: state.0,
+                ..AnaGroup::default()
+            };
+            window.push(group.bytes());
+            namespaces.into_iter().for_each(|nsid| window.push(U32::new(nsid).bytes()));
         }
         Ok(window.done())
     }
@@ -244,16 +258,6 @@ impl Controller {
             }
         }
         effects
-    }
-}
-
-fn ana_group(table: &NamespaceTable, namespaces: u32, change_count: u64) -> AnaGroup {
-    AnaGroup {
-        id: U32::new(ANA_GROUP),
-        namespaces: U32::new(namespaces),
-        change_count: U64::new(change_count),
-        state: table.ana().0,
-        ..AnaGroup::default()
     }
 }
 

@@ -3,8 +3,29 @@
 //! A [`NamespaceTable`] never changes once published. Adding or removing a namespace creates a new
 //! table that shares all but one leaf with the old one. A lookup takes two array accesses and no
 //! lock. A connection detects a new table by comparing one number.
+//!
+//! # Pending namespaces
+//!
+//! The device of a namespace may be out of reach when its subsystem begins to serve, and may stay
+//! so for any time. The subsystem has the namespace nevertheless, as a *pending* one:
+//! - it is in the active namespace list. Linux removes the disk of a namespace that is not in the
+//!   list when it connects again, and a file system that was mounted on it fails for good;
+//! - commands that describe it fail with Namespace Not Ready, without Do Not Retry (Base 2.0
+//!   3.3.3.2.1), and NRDY is clear in the structure that is independent of the command set. Zeroes
+//!   would mean an inactive namespace, and an invented size a disk that has shrunk. Linux keeps the
+//!   disk as it was, and looks again after a Namespace Attribute Changed event;
+//! - I/O commands fail with Asymmetric Access Inaccessible, and the ANA log has the namespace in a
+//!   group of its own, which is inaccessible (Base 2.0 8.1.4). A host queues I/O until that changes
+//!   or another path takes it. Namespace Not Ready, the other candidate, is no path error: Linux
+//!   repeats such a command five times within milliseconds, and then fails it.
+//!
+//! The other namespaces of the subsystem are served meanwhile. When the device is there, the
+//! namespace moves to the group of all others, and hosts are notified of both changes. Therefore
+//! ANACAP does not promise that groups stay.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
@@ -27,6 +48,9 @@ pub struct NamespaceConfig {
     /// Serve it read-only even if the device is writable.
     pub read_only: bool,
 }
+
+/// ANA state of pending namespaces.
+pub(crate) const PENDING_ANA: AnaState = AnaState::INACCESSIBLE;
 
 /// User of a namespace.
 pub(crate) enum NamespaceAccess {
@@ -143,6 +167,8 @@ impl std::fmt::Debug for Namespace {
 pub struct NamespaceTable {
     leaves: Vec<Option<Arc<Leaf>>>,
     count: u32,
+    /// Identifiers of the pending namespaces.
+    pending: BTreeSet<u32>,
     generation: u64,
     ana: AnaState,
 }
@@ -152,34 +178,79 @@ type Leaf = [Option<Arc<Namespace>>; NAMESPACE_LEAF];
 impl NamespaceTable {
     /// Empty table in the ANA optimized state.
     pub(crate) fn empty() -> NamespaceTable {
-        NamespaceTable { leaves: Vec::new(), count: 0, generation: 0, ana: AnaState::OPTIMIZED }
+        NamespaceTable {
+            leaves: Vec::new(),
+            count: 0,
+            pending: BTreeSet::new(),
+            generation: 0,
+            ana: AnaState::OPTIMIZED,
+        }
     }
 
-    /// Namespace `nsid`, if it is active.
+    /// Namespace `nsid`, if it is active and not pending.
     #[inline]
     pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
         let nsid = nsid as usize;
         self.leaves.get(nsid / NAMESPACE_LEAF)?.as_ref()?[nsid % NAMESPACE_LEAF].as_ref()
     }
 
-    /// Active namespaces with identifiers above `above`, ascending.
+    /// Namespace `nsid`, for a command that describes it.
+    ///
+    /// # Errors
+    /// Namespace Not Ready for a pending one, Invalid Namespace for an inactive one.
+    pub(crate) fn find(&self, nsid: u32) -> Result<&Arc<Namespace>, Status> {
+        self.get(nsid).ok_or(match self.is_pending(nsid) {
+            true => Status::NAMESPACE_NOT_READY,
+            false => Status::INVALID_NAMESPACE.dnr(),
+        })
+    }
+
+    /// Status of an I/O command to namespace `nsid`, which the table does not have.
+    #[cold]
+    pub(crate) fn absent_status(&self, nsid: u32) -> Status {
+        match self.is_pending(nsid) {
+            true => PENDING_ANA.io_status(),
+            false => Status::INVALID_NAMESPACE.dnr(),
+        }
+    }
+
+    /// True if the namespace is active, and its device is not there yet.
+    pub(crate) fn is_pending(&self, nsid: u32) -> bool {
+        self.pending.contains(&nsid)
+    }
+
+    /// Pending namespaces, ascending.
+    pub(crate) fn pending(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.pending.iter().copied()
+    }
+
+    /// Identifiers above `above` of all active namespaces, ascending.
+    pub(crate) fn active_above(&self, above: u32) -> Vec<u32> {
+        let pending = self.pending.range((Bound::Excluded(above), Bound::Unbounded));
+        let mut active: Vec<u32> = self.above(above).map(|namespace| namespace.nsid).collect();
+        active.extend(pending);
+        active.sort_unstable();
+        active
+    }
+
+    /// Namespaces with identifiers above `above`, ascending, without the pending ones.
     pub fn above(&self, above: u32) -> impl Iterator<Item = &Arc<Namespace>> {
         let first = above as usize / NAMESPACE_LEAF;
         let leaves = self.leaves.iter().skip(first).flatten();
         leaves.flat_map(|leaf| leaf.iter().flatten()).filter(move |ns| ns.nsid > above)
     }
 
-    /// All active namespaces, by ascending identifier.
+    /// All namespaces but the pending ones, by ascending identifier.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
         self.above(0)
     }
 
-    /// Number of active namespaces.
+    /// Number of namespaces without the pending ones.
     pub fn len(&self) -> u32 {
         self.count
     }
 
-    /// True when no namespace is active.
+    /// True if there is no namespace, or if all are pending.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -197,21 +268,20 @@ impl NamespaceTable {
 
     /// Lowest free identifier, from 1 to `most`.
     pub(crate) fn first_free(&self, most: u32) -> Option<u32> {
-        if self.count >= most {
-            return None;
-        }
-        let mut expected = 1;
-        for namespace in self.iter() {
-            if namespace.nsid != expected {
-                break;
-            }
-            expected += 1;
-        }
-        (expected <= most).then_some(expected)
+        let active = self.active_above(0);
+        let taken = (1..).zip(&active).take_while(|(expected, nsid)| expected == *nsid).count();
+        u32::try_from(taken + 1).ok().filter(|free| *free <= most)
+    }
+
+    /// Adds a pending namespace. [`NamespaceTable::insert`] ends that.
+    pub(crate) fn insert_pending(&mut self, nsid: u32) {
+        self.pending.insert(nsid);
+        self.generation += 1;
     }
 
     /// Adds a namespace, or replaces the one with the same identifier.
     pub(crate) fn insert(&mut self, namespace: Arc<Namespace>) {
+        self.pending.remove(&namespace.nsid);
         let nsid = namespace.nsid as usize;
         let leaf = nsid / NAMESPACE_LEAF;
         if self.leaves.len() <= leaf {

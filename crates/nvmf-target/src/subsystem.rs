@@ -235,6 +235,27 @@ impl ServedSubsystem {
         self.ana_changes.load(Ordering::Acquire)
     }
 
+    /// Adds a pending namespace and notifies hosts.
+    ///
+    /// # Errors
+    /// [`TargetError::NamespaceId`], [`TargetError::NamespaceExists`].
+    pub(super) fn add_pending_namespace(&self, nsid: u32, max: u32) -> Result<(), TargetError> {
+        if !(1..=max).contains(&nsid) {
+            return Err(TargetError::NamespaceId { nsid, max });
+        }
+        let mut namespaces = self.namespaces.lock();
+        if namespaces.table.get(nsid).is_some() || namespaces.table.is_pending(nsid) {
+            return Err(TargetError::NamespaceExists(nsid));
+        }
+        Arc::make_mut(&mut namespaces.table).insert_pending(nsid);
+        self.publish(namespaces);
+        for controller in self.controllers() {
+            controller.events.namespace_changed(nsid);
+            controller.events.raise(AsyncEvent::ANA_CHANGED);
+        }
+        Ok(())
+    }
+
     /// Adds a namespace and notifies hosts. If it is the first with a volatile write cache,
     /// controllers that reported none are disconnected, because their hosts would never flush.
     pub(super) fn add_namespace(
@@ -262,14 +283,18 @@ impl ServedSubsystem {
         }
         let namespace = Namespace::new(nsid, config, access).ok_or(TargetError::Device)?;
         let volatile_cache = namespace.geometry.volatile_cache && !namespace.read_only;
+        let was_pending = namespaces.table.is_pending(nsid);
         namespaces.uuids.insert(namespace.uuid);
         Arc::make_mut(&mut namespaces.table).insert(Arc::new(namespace));
         self.publish(namespaces);
         for controller in self.controllers() {
             if volatile_cache && !controller.volatile_cache {
                 controller.destroy("namespace with a volatile write cache added");
-            } else {
-                controller.events.namespace_changed(nsid);
+                continue;
+            }
+            controller.events.namespace_changed(nsid);
+            if was_pending {
+                controller.events.raise(AsyncEvent::ANA_CHANGED);
             }
         }
         Ok(nsid)

@@ -51,6 +51,28 @@ fn ana_state_refuses_all_io_or_none() {
 }
 
 #[test]
+fn pending_namespace_is_inaccessible_and_the_others_are_not() {
+    on_each_driver(async || {
+        let server = Server::new();
+        server.target.add_pending_namespace(&subsystem(), 2).unwrap();
+        let mut host = Host::attach(&server, &Options::default()).await;
+        let refused = Status::ANA_INACCESSIBLE;
+        assert_eq!(host.io.write(2, 0, 512, &[1; 512]).await, Err(refused));
+        assert_eq!(host.io.write_r2t(2, 0, 512, &[1; 512]).await, Err(refused));
+        assert_eq!(host.io.read(2, 0, 512, 512).await.map(drop), Err(refused));
+        // It has writes from before the restart that no flush here would reach.
+        for nsid in [2, NAMESPACE_ID_ALL] {
+            assert_eq!(done(host.io.call(Sqe::flush(1, nsid)).await), Err(refused));
+        }
+        assert_eq!(host.io.write(1, 0, 512, &[1; 512]).await, Ok(()));
+        assert_eq!(done(host.io.call(Sqe::flush(1, 1)).await), Ok(()));
+        assert_eq!(host.io.write(3, 0, 512, &[1; 512]).await, Err(Status::INVALID_NAMESPACE.dnr()));
+        drop(host);
+        server.is_sound().await;
+    });
+}
+
+#[test]
 fn drain_waits_only_for_admitted_commands() {
     on_each_driver(async || {
         let server = Server::new();

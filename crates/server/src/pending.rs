@@ -1,8 +1,8 @@
 //! Pending volumes: their remote devices are unreachable, and are retried while others are served.
 //!
 //! Meanwhile hosts get answers that make them retry: Connect Controller Busy from a subsystem
-//! without namespaces, and an unavailable export over NBD. A subsystem with several volumes has the
-//! open ones; hosts learn of the others by Namespace Attribute Changed.
+//! without an open volume, and an unavailable export over NBD. A subsystem with several volumes
+//! serves the open ones; the namespaces of the others are pending.
 //!
 //! At startup only transient errors make a volume pending; a permanent error ends the server. Later
 //! no error ends the server: permanent errors are retried too, because the fix may be on the other

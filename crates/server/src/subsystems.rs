@@ -1,4 +1,9 @@
 //! NVMe subsystems and namespaces of the configured volumes.
+//!
+//! A subsystem has all its namespaces from the start: one whose volume is not open is pending (see
+//! [`flagstone_nvmf_target::namespace`]). It admits hosts when its first volume is open. A device
+//! that never comes back must not keep the other volumes of its subsystem from their hosts, and a
+//! host that connects again must not lose the disk of a volume that comes later.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,6 +57,9 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
         let name = add_subsystem(&target, config, subsystem, machine)?;
         if !subsystem.namespaces.is_empty() {
             target.suspend_connects(&name).map_err(unservable)?;
+            for nsid in 1..=subsystem.namespaces.len() as u32 {
+                target.add_pending_namespace(&name, nsid).map_err(unservable)?;
+            }
         }
     }
     Ok(target)

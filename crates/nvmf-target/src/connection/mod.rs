@@ -48,6 +48,7 @@ use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
+use super::namespace::PENDING_ANA;
 use super::queue::{AdmissionPhase, CommandInFlight};
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{
@@ -525,7 +526,7 @@ impl Connection {
                 }
                 status => Err(status),
             },
-            None => Err(Status::INVALID_NAMESPACE.dnr()),
+            None => Err(session.table.absent_status(nsid)),
         }
     }
 
@@ -537,6 +538,7 @@ impl Connection {
         let controller = &session.connected.controller;
         let table = controller.snapshot();
         match table.ana().io_status() {
+            Status::SUCCESS if table.pending().len() > 0 => Err(PENDING_ANA.io_status()),
             Status::SUCCESS => {
                 Ok(table.iter().filter_map(|one| controller.own_namespace(one)).collect())
             }

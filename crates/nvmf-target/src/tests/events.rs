@@ -45,6 +45,22 @@ fn namespace_changes_raise_events() {
     assert_eq!(event(&deaf), None);
 }
 
+/// The host looks again at a namespace that was not ready, and sends the I/O that it has queued.
+#[test]
+fn device_of_pending_namespace_raises_events() {
+    let target = target();
+    target.add_pending_namespace(&volume(), 5).unwrap();
+    let both = EventMask(EventMask::NAMESPACE_ATTRIBUTE.0 | EventMask::ANA.0);
+    let host = host_with_events(&target, &volume(), both);
+    for cid in 0..3 {
+        host.wait_for_event(cid);
+    }
+    add_namespace(&target, Some(5)).unwrap();
+    assert_eq!(event(&host), Some(AsyncEvent::NAMESPACE_CHANGED));
+    assert_eq!(event(&host), Some(AsyncEvent::ANA_CHANGED));
+    assert_eq!(read_log(&host, LogId::CHANGED_NAMESPACES, 8)[..4], [5, 0, 0, 0]);
+}
+
 #[test]
 fn ana_changes_raise_events() {
     let target = target();

@@ -62,11 +62,49 @@ fn identify_io_controller() {
     assert_eq!(id.volatile_write_cache, 3 << 1);
     // Linux disables ANA unless all of these hold.
     assert_ne!(id.multipath & multipath::ANA, 0);
-    assert_eq!((id.ana_groups.get(), id.ana_group_max.get()), (1, 1));
+    assert_eq!((id.ana_groups.get(), id.ana_group_max.get()), (2, 2));
     assert!(id.allowed_namespaces.get() > 0);
     assert!(id.allowed_namespaces.get() <= id.namespaces.get());
-    let ana_log_bytes = 16 + 32 + 4 * id.allowed_namespaces.get();
+    let ana_log_bytes = 16 + 2 * 32 + 4 * id.allowed_namespaces.get();
     assert!(ana_log_bytes <= id.max_transfer_bytes(0).unwrap());
+}
+
+/// Linux removes the disk of a namespace that is not in the list of active ones, that has no
+/// blocks, or whose Identify fails for good. A server that restarted before the device of one
+/// namespace was back so removed a disk with a mounted file system.
+#[test]
+fn pending_namespace_is_active_and_not_ready() {
+    let target = target();
+    target.add_pending_namespace(&volume(), 3).unwrap();
+    let again = target.add_pending_namespace(&volume(), 3);
+    assert_eq!(again, Err(TargetError::NamespaceExists(3)));
+    let host = TestHost::connect(&target, &volume());
+    let active = |above| {
+        let data = identify(&host, Cns::ACTIVE_NAMESPACES, above).unwrap();
+        NamespaceList::view(&data).unwrap().iter().collect::<Vec<u32>>()
+    };
+    assert_eq!(active(0), [1, 3]);
+    assert_eq!((active(2), active(3)), (vec![3], vec![]));
+    // Identifier 3 is taken.
+    assert_eq!(add_namespace(&target, None), Ok(2));
+    assert_eq!(add_namespace(&target, None), Ok(4));
+    assert_eq!(active(0), [1, 2, 3, 4]);
+    for cns in [Cns::NAMESPACE, Cns::NAMESPACE_DESCRIPTORS, Cns::COMMAND_SET_NAMESPACE] {
+        assert_eq!(identify(&host, cns, 3), Err(Status::NAMESPACE_NOT_READY), "{cns:?}");
+    }
+    let status = |nsid| {
+        let data = identify(&host, Cns::INDEPENDENT_NAMESPACE, nsid).unwrap();
+        let one = IndependentNamespace::view(&data).unwrap();
+        (one.sharing, one.status, one.ana_group.get())
+    };
+    assert_eq!((status(1), status(3)), ((1, 1, 1), (1, 0, 2)));
+    assert!(identify(&host, Cns::ATTACHED_CONTROLLERS, 3).is_ok());
+    add_namespace(&target, Some(3)).unwrap();
+    assert_eq!((active(0), status(3)), (vec![1, 2, 3, 4], (1, 1, 1)));
+    assert!(identify(&host, Cns::NAMESPACE_DESCRIPTORS, 3).is_ok());
+    // One that was removed is not pending again.
+    target.remove_namespace(&volume(), 3).unwrap();
+    assert_eq!(active(0), [1, 2, 4]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use flagstone_nvme::log::{
     SmartHealth, SupportedPages, ana,
 };
 use flagstone_nvme::status::Status;
-use flagstone_nvme::wire::Wire;
+use flagstone_nvme::wire::{U32, Wire};
 use proptest::prelude::*;
 
 use super::*;
@@ -195,6 +195,33 @@ fn ana_log_has_one_group() {
     target.set_ana_state(&volume(), AnaState::OPTIMIZED).unwrap();
     let data = read(&host, LogId::ANA, 0, 64).unwrap();
     assert!(AnaHeader::view(&data).unwrap().change_count.get() > count);
+}
+
+/// The group of pending namespaces is there while there is one.
+#[test]
+fn ana_log_has_pending_namespaces_apart() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    for nsid in [5, 3] {
+        target.add_pending_namespace(&volume(), nsid).unwrap();
+    }
+    let groups = || {
+        let data = read(&host, LogId::ANA, 0, 4176).unwrap();
+        let listed = |(group, namespaces): (&flagstone_nvme::log::AnaGroup, &[U32])| {
+            let namespaces: Vec<u32> = namespaces.iter().map(|nsid| nsid.get()).collect();
+            (group.id.get(), group.state(), namespaces)
+        };
+        ana::groups(&data).map(listed).collect::<Vec<_>>()
+    };
+    let (up, down) = (AnaState::OPTIMIZED, AnaState::INACCESSIBLE);
+    assert_eq!(groups(), [(1, up, vec![1]), (2, down, vec![3, 5])]);
+    let get = GetLogPage { specific: ana::GROUPS_ONLY, ..GetLogPage::new(LogId::ANA, 0, 0, 80) };
+    let data = send(&host, get).unwrap();
+    assert_eq!(ana::groups(&data).map(|(_, namespaces)| namespaces.len()).max(), Some(0));
+    add_namespace(&target, Some(3)).unwrap();
+    assert_eq!(groups(), [(1, up, vec![1, 3]), (2, down, vec![5])]);
+    add_namespace(&target, Some(5)).unwrap();
+    assert_eq!(groups(), [(1, up, vec![1, 3, 5])]);
 }
 
 /// Discovery log read by `host`: generation and entries.
