@@ -161,6 +161,9 @@ fn missing_and_moved_devices_keep_other_volumes_served() {
     let pool = bed.pool();
     let reason = pool["reason"].as_str().expect("it is closed");
     assert!(reason.contains(device.to_str().unwrap()), "{reason}");
+    // Hosts of its volumes wait. If the volume did not exist, Linux would give its disk up.
+    let waits = Load::start(&bed.server.nvme_uri("db"), "--rw randread --ios 1").wait();
+    assert!(waits.log.contains("Connect Controller Busy"), "{}", waits.log);
     assert!(bed.run("pool status").contains("flagstone pool import fast"));
     bed.run(&format!("pool import fast {}", moved.display()));
     Load::start(&bed.server.nvme_uri("db"), VERIFIED).wait().assert_complete();

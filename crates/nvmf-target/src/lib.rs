@@ -49,8 +49,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use flagstone_nvme::Nqn;
+use flagstone_nvme::command::fabrics::ConnectField;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
+use flagstone_nvme::status::Status;
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::tls::{TlsConfigError, TlsServer};
@@ -62,6 +64,7 @@ use flagstone_transport::{PskChooser, RefusalLog, grace_period};
 
 pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
+use connect::ConnectRefusal;
 pub(crate) use connect::{Connected, connect};
 pub use connection::{serve, serve_listener};
 pub(crate) use controller::Controller;
@@ -144,6 +147,8 @@ pub struct Target {
     discovery_changes: AtomicU64,
     controllers: AtomicU32,
     draining: AtomicBool,
+    /// Subsystems may be missing that are added later.
+    incomplete: AtomicBool,
     /// Refused Connects.
     refusals: RefusalLog,
     handshakes: Arc<Handshakes>,
@@ -193,6 +198,7 @@ impl Target {
             discovery_changes: AtomicU64::new(1),
             controllers: AtomicU32::new(0),
             draining: AtomicBool::new(false),
+            incomplete: AtomicBool::new(false),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
             handshakes,
             authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),
@@ -262,6 +268,21 @@ impl Target {
         subsystem.close("subsystem removed");
         self.discovery_changed(|host| subsystem.is_discovered_by(host));
         Ok(())
+    }
+
+    /// Sets whether subsystems are missing that are added later. Meanwhile, Connect to an unknown
+    /// subsystem is refused with Connect Controller Busy, which hosts retry, because they give a
+    /// subsystem up that does not exist.
+    pub fn set_incomplete(&self, incomplete: bool) {
+        self.incomplete.store(incomplete, Ordering::Release);
+    }
+
+    /// Refusal of a Connect to an unknown subsystem.
+    fn unknown_subsystem(&self) -> ConnectRefusal {
+        match self.incomplete.load(Ordering::Acquire) {
+            true => Status::CONNECT_CONTROLLER_BUSY.into(),
+            false => ConnectField::SubNqn.into(),
+        }
     }
 
     /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller

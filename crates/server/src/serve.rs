@@ -289,6 +289,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         cores: cores(),
         config,
     };
+    server.note_missing_volumes();
     for (volume, stack) in stacks.into_iter().enumerate() {
         let begun = match stack {
             Ok(stack) => server.begin(volume, stack).await,

@@ -423,6 +423,20 @@ fn queue_size_of_connect_on_queue_zero() {
     assert_eq!((connected.queue.entries, connected.queue.flow_control), (2, true));
 }
 
+/// Linux gives up a subsystem that does not exist. The subsystems of a pool exist only once its
+/// disks are there.
+#[test]
+fn unknown_subsystem_of_incomplete_target_may_come() {
+    let target = target();
+    let other = Attempt::admin(&host());
+    assert_eq!(other.send(&target).unwrap_err(), invalid(ConnectField::SubNqn));
+    target.set_incomplete(true);
+    assert_eq!(other.send(&target).unwrap_err(), busy());
+    assert!(TestHost::connect(&target, &volume()).controller().is_ready());
+    target.set_incomplete(false);
+    assert_eq!(other.send(&target).unwrap_err(), invalid(ConnectField::SubNqn));
+}
+
 #[test]
 fn suspended_subsystem_refuses_connect() {
     let target = target();

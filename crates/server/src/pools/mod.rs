@@ -301,6 +301,15 @@ impl Pools {
         self.next_number.replace(self.next_number.get() + 1)
     }
 
+    /// True if there may be volumes of pools that are served later: a pool is not open, or one of
+    /// its volumes is not served, or the pools are unknown.
+    fn is_incomplete(&self) -> bool {
+        let is_served = |slot: &PoolSlot| {
+            matches!(slot.state, PoolState::Open(_)) && slot.unserved.is_empty()
+        };
+        self.registry.is_unread() || !self.slots.borrow().values().all(is_served)
+    }
+
     /// Drops the receivers of a pool, which hold its devices.
     fn end_receivers(&self, pool: &Pool) {
         self.receivers.borrow_mut().retain(|name, _| pool.volume(name).is_none());
@@ -419,6 +428,12 @@ impl Server {
                 self.pools.insert(name, PoolSlot::closed(set, error));
             }
         }
+        self.note_missing_volumes();
+    }
+
+    /// Lets hosts of volumes of pools that are not served yet wait for them.
+    pub(crate) fn note_missing_volumes(&self) {
+        self.target.set_incomplete(self.pools.is_incomplete());
     }
 
     /// Devices of the opened pool; recorded if they differ from the record.
@@ -452,6 +467,7 @@ impl Server {
             time::sleep(POOL_PAUSE).await;
             self.begin_openings();
             self.serve_ended();
+            self.note_missing_volumes();
             self.pools.watch();
             let is_recording = recording.as_ref().is_some_and(|task| !task.is_finished());
             if recorded.elapsed() >= IDENTITY_PERIOD && !is_recording {

@@ -20,6 +20,8 @@ use crate::limits::{OPEN_TIMEOUT, POOLS_MAX};
 pub(super) struct Registry {
     /// State directory, or the reason why it is unusable.
     directory: Result<StateDirectory, String>,
+    /// A directory is configured.
+    is_configured: bool,
     entries: Rc<RefCell<Entries>>,
     turn: Rc<Semaphore>,
 }
@@ -56,7 +58,18 @@ impl Registry {
             Err(why) => (Err(why), Vec::new()),
         };
         let entries = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
-        Registry { directory, entries: Rc::new(RefCell::new(entries)), turn: Semaphore::new(1) }
+        Registry {
+            directory,
+            is_configured: path.is_some(),
+            entries: Rc::new(RefCell::new(entries)),
+            turn: Semaphore::new(1),
+        }
+    }
+
+    /// True if there may be pools that this server does not know, because it could not read the
+    /// state directory.
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_configured && self.directory.is_err()
     }
 
     /// Path of the state directory, if it is usable.
