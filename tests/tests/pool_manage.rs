@@ -140,12 +140,15 @@ fn rollback_needs_detached_hosts() {
     let (bed, _) = Bed::with_pool();
     bed.run("volume create db --pool fast --size 64MiB");
     bed.run("snapshot create db@a");
-    bed.run("volume resize db 128MiB");
     let mut load = Load::start(&bed.server.nvme_uri("db"), "--rw randread --time 60s");
     let api = bed.server.api();
     let attached = || get(&api, "/v1/volumes/db")["connections"].as_array().map(Vec::len) > Some(0);
     until("the load is attached", attached, || bed.server.output());
     assert!(bed.refused("snapshot rollback db@a --yes").contains("hosts are attached"));
+    // With --force, hosts are disconnected and come back, and none of their commands fails.
+    bed.run("snapshot rollback db@a --yes --force");
+    until("the load is attached again", attached, || bed.server.output());
+    bed.run("volume resize db 128MiB");
     bed.run("snapshot create db@b");
     load.kill();
     let rolled = bed.run("snapshot rollback db@a --yes --force");

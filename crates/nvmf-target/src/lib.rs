@@ -56,11 +56,11 @@ use flagstone_nvme::status::Status;
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::tls::{TlsConfigError, TlsServer};
-use flagstone_runtime::{cores, time};
+use flagstone_runtime::time;
 use parking_lot::Mutex;
 
-use crate::limits::{DRAIN_PERIOD, GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
-use flagstone_transport::{PskChooser, RefusalLog, grace_period};
+use crate::limits::{GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
+use flagstone_transport::{PskChooser, RefusalLog};
 
 pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
@@ -233,6 +233,16 @@ impl Target {
         self.add(ServedSubsystem::new(config, SubsystemKind::Io)?)
     }
 
+    /// Like [`Target::add_subsystem`], but Connects are refused until [`Target::resume_connects`].
+    ///
+    /// # Errors
+    /// As [`Target::add_subsystem`].
+    pub fn add_suspended_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        let subsystem = ServedSubsystem::new(config, SubsystemKind::Io)?;
+        subsystem.set_suspended(true);
+        self.add(subsystem)
+    }
+
     /// Like [`Target::add_subsystem`], but the subsystem is absent from discovery logs, so hosts
     /// must know its name.
     ///
@@ -246,10 +256,12 @@ impl Target {
         let (nqn, subsystem) = (subsystem.nqn, Arc::new(subsystem));
         {
             let mut served = self.served.lock();
-            if nqn.is_discovery() || served.subsystems.contains_key(&nqn) {
+            let former = served.subsystems.get(&nqn);
+            let is_retired = former.is_some_and(|former| former.is_closed());
+            if nqn.is_discovery() || former.is_some() && !is_retired {
                 return Err(TargetError::SubsystemExists(Box::new(nqn)));
             }
-            if served.subsystems.len() >= SUBSYSTEMS {
+            if !is_retired && served.subsystems.len() >= SUBSYSTEMS {
                 return Err(TargetError::Full);
             }
             served.subsystems.insert(nqn, subsystem.clone());
@@ -285,6 +297,26 @@ impl Target {
         }
     }
 
+    /// Takes a subsystem out of service until a subsystem of the same name is added. Its hosts are
+    /// disconnected without an answer to their commands, so that they repeat them, and Connect is
+    /// refused with Connect Controller Busy, so that they try again. It stays in the discovery log.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn retire_subsystem(&self, nqn: &Nqn) -> Result<RetiredSubsystem, TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        subsystem.set_suspended(true);
+        subsystem.close("subsystem out of service");
+        Ok(RetiredSubsystem(subsystem))
+    }
+
+    /// Removes a subsystem that is out of service since [`Target::retire_subsystem`]. False if there
+    /// is none, as after another one was added in its place.
+    pub fn remove_retired_subsystem(&self, nqn: &Nqn) -> bool {
+        let is_retired = self.subsystem_named(nqn).is_ok_and(|subsystem| subsystem.is_closed());
+        is_retired && self.remove_subsystem(nqn).is_ok()
+    }
+
     /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller
     /// Busy, which hosts retry. Used while namespaces are still missing: a host that connected
     /// early would give them up. The subsystem stays in the discovery log.
@@ -297,13 +329,13 @@ impl Target {
     }
 
     /// Allows Connect after [`Target::suspend_connects`], and notifies hosts of a discovery log
-    /// change.
+    /// change. No effect on a subsystem that is out of service.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`].
     pub fn resume_connects(&self, nqn: &Nqn) -> Result<(), TargetError> {
         let subsystem = self.subsystem_named(nqn)?;
-        if subsystem.set_suspended(false) {
+        if !subsystem.is_closed() && subsystem.set_suspended(false) {
             self.discovery_changed(|host| subsystem.is_discovered_by(host));
         }
         Ok(())
@@ -395,14 +427,7 @@ impl Target {
     /// # Errors
     /// [`TargetError::NoSubsystem`].
     pub async fn drained(&self, nqn: &Nqn) -> Result<(), TargetError> {
-        let subsystem = self.subsystem_named(nqn)?;
-        // Commands that cores are executing now still use the previous table.
-        grace_period(&cores()).await;
-        let mut busy = subsystem.busy_queues();
-        while !busy.is_empty() {
-            time::sleep(DRAIN_PERIOD).await;
-            busy.retain(|queue| queue.upgrade().is_some_and(|queue| !queue.is_idle()));
-        }
+        self.subsystem_named(nqn)?.drained().await;
         Ok(())
     }
 
@@ -588,6 +613,19 @@ impl Target {
                 controller.events.raise(AsyncEvent::DISCOVERY_CHANGED);
             }
         }
+    }
+}
+
+/// A subsystem out of service, after [`Target::retire_subsystem`].
+#[derive(Debug)]
+pub struct RetiredSubsystem(Arc<ServedSubsystem>);
+
+impl RetiredSubsystem {
+    /// Waits until every I/O command of its former hosts has completed, and releases its devices.
+    /// There is no timeout. Call it on a core of the runtime.
+    pub async fn drained(self) {
+        self.0.drained().await;
+        self.0.clear();
     }
 }
 

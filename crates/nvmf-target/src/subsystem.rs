@@ -9,6 +9,8 @@ use flagstone_auth::KeyPair;
 use flagstone_nvme::Nqn;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
+use flagstone_runtime::{cores, time};
+use flagstone_transport::grace_period;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::controller::{Controller, HostIdentity};
@@ -16,7 +18,7 @@ use super::namespace::{Namespace, NamespaceAccess, NamespaceConfig, NamespaceTab
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
 use super::reservation::{HostId, NamespaceReservations, ReservationTurn, Restriction};
 use super::{Listener, TargetError};
-use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS, LISTENERS};
+use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS, DRAIN_PERIOD, LISTENERS};
 
 /// Configuration of a subsystem.
 #[derive(Clone, Debug)]
@@ -316,6 +318,29 @@ impl ServedSubsystem {
         Ok(removed)
     }
 
+    /// Releases the devices of all namespaces.
+    pub(super) fn clear(&self) {
+        let mut namespaces = self.namespaces.lock();
+        let nsids = namespaces.table.active_above(0);
+        let table = Arc::make_mut(&mut namespaces.table);
+        for nsid in nsids {
+            table.remove(nsid);
+        }
+        namespaces.uuids.clear();
+        self.publish(namespaces);
+    }
+
+    /// Waits for the I/O commands that were admitted before: see [`super::Target::drained`].
+    pub(super) async fn drained(&self) {
+        // Commands that cores are executing now still use the previous table.
+        grace_period(&cores()).await;
+        let mut busy = self.busy_queues();
+        while !busy.is_empty() {
+            time::sleep(DRAIN_PERIOD).await;
+            busy.retain(|queue| queue.upgrade().is_some_and(|queue| !queue.is_idle()));
+        }
+    }
+
     /// Takes over the current size of a namespace's device, and notifies hosts of a new size.
     pub(super) fn resize_namespace(&self, nsid: u32) -> Result<(), TargetError> {
         let mut namespaces = self.namespaces.lock();
@@ -428,6 +453,11 @@ impl ServedSubsystem {
     /// Live controllers, by ascending identifier.
     pub(super) fn controllers(&self) -> Vec<Arc<Controller>> {
         self.controllers.lock().live.values().cloned().collect()
+    }
+
+    /// True after [`ServedSubsystem::close`].
+    pub(super) fn is_closed(&self) -> bool {
+        self.controllers.lock().closed
     }
 
     /// Refuses all Connects from now on, and disconnects all hosts.

@@ -55,8 +55,9 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
     .map_err(unservable)?;
     for subsystem in &config.subsystems {
         let name = add_subsystem(&target, config, subsystem, machine)?;
-        if !subsystem.namespaces.is_empty() {
-            target.suspend_connects(&name).map_err(unservable)?;
+        if subsystem.namespaces.is_empty() {
+            target.resume_connects(&name).map_err(unservable)?;
+        } else {
             for nsid in 1..=subsystem.namespaces.len() as u32 {
                 target.add_pending_namespace(&name, nsid).map_err(unservable)?;
             }
@@ -65,7 +66,7 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
     Ok(target)
 }
 
-/// Adds a subsystem without namespaces.
+/// Adds a subsystem without namespaces, which admits no hosts until its first volume is added.
 pub(crate) fn add_subsystem(
     target: &Target,
     config: &Config,
@@ -75,7 +76,7 @@ pub(crate) fn add_subsystem(
     let name = nqn(&subsystem.nqn)?;
     let allow_hosts = allowed_hosts(subsystem)?;
     target.set_tls_keys(&name, tls_keys_of(config, subsystem)?);
-    let added = target.add_subsystem(SubsystemConfig {
+    let added = target.add_suspended_subsystem(SubsystemConfig {
         nqn: name,
         serial: config.serial_number(subsystem, machine),
         allow_hosts,

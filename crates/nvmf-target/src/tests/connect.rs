@@ -379,6 +379,45 @@ fn removed_subsystem_is_unknown() {
     );
 }
 
+/// A volume that was rolled back is served again by the same name. A command that failed, or a
+/// subsystem that does not exist, would have made Linux give up its disk.
+#[test]
+fn retired_subsystem_makes_hosts_wait_for_its_successor() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let generation = target.discovery_changes.load(Ordering::Relaxed);
+    let retired = target.retire_subsystem(&volume()).unwrap();
+    assert!(!host.line.is_up() && target.controllers() == 0);
+    // Commands that arrive find their namespace, and no answer is sent.
+    assert!(host.controller().snapshot().get(1).is_some());
+    assert!(!host.controller().may_refuse(&host.connected.queue));
+    let refused = || Attempt::admin(&volume()).send(&target).unwrap_err();
+    assert_eq!(refused(), busy());
+    assert_eq!(Attempt::io(host.id(), 1).send(&target).unwrap_err(), busy());
+    // An order that is given up does not end that.
+    target.resume_connects(&volume()).unwrap();
+    assert_eq!(refused(), busy());
+    flagstone_runtime::block_on(retired.drained()).unwrap();
+    assert!(host.controller().snapshot().is_empty());
+    assert_eq!(generation, target.discovery_changes.load(Ordering::Relaxed));
+    let config = SubsystemConfig {
+        nqn: volume(),
+        serial: "SN-1".to_owned(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    };
+    target.add_suspended_subsystem(config).unwrap();
+    assert!(!target.remove_retired_subsystem(&volume()), "it has a successor");
+    add_namespace(&target, Some(1)).unwrap();
+    assert_eq!(refused(), busy());
+    target.resume_connects(&volume()).unwrap();
+    assert!(TestHost::connect(&target, &volume()).controller().is_ready());
+    drop(host);
+    target.retire_subsystem(&volume()).unwrap();
+    assert!(target.remove_retired_subsystem(&volume()));
+    assert_eq!(refused(), invalid(ConnectField::SubNqn));
+}
+
 #[test]
 fn invalid_subsystems_are_refused() {
     let target = target();

@@ -84,6 +84,7 @@ pub(crate) struct Pools {
     asked: Rc<RefCell<BTreeSet<String>>>,
     /// Volumes out of service with commands in progress.
     draining: retire::DrainingVolumes,
+    retired: retire::RetiredSubsystems,
     locks: order_locks::OrderLocks,
     /// Number for the next volume that is created at run time.
     next_number: Cell<usize>,
@@ -204,6 +205,7 @@ impl Pools {
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),
             draining: retire::DrainingVolumes::default(),
+            retired: retire::RetiredSubsystems::default(),
             locks: Default::default(),
             next_number: Cell::new(first_number),
         }
@@ -483,6 +485,7 @@ impl Server {
         for info in pool.volumes() {
             self.serve_or_note(name, pool, &info);
         }
+        self.end_retirements(name, Some(pool));
     }
 
     fn serve_or_note(&self, name: &str, pool: &Pool, info: &VolumeInfo) {
@@ -549,7 +552,7 @@ impl Server {
         Ok(())
     }
 
-    /// Adds subsystem, namespace and export of a volume. An error leaves nothing behind.
+    /// Adds subsystem, namespace and export of a volume. An error leaves all as it was.
     fn serve_new(
         &self,
         volume: Volume,
@@ -558,6 +561,7 @@ impl Server {
         place: PoolPlace,
         device: SharedDevice,
     ) -> Result<(), ServeError> {
+        let id = place.id;
         let (device, layers, limiter) = self.stack_on_pool(&volume, device)?;
         let served = ServedVolume {
             number: self.pools.number(),
@@ -573,9 +577,10 @@ impl Server {
         };
         let name = add_subsystem(&self.target, &self.config, &served.subsystem, &self.machine)?;
         if let Err(error) = self.serve_volume(&served, device) {
-            let _ = self.target.remove_subsystem(&name);
+            self.end_failed_serving(id, &name, served.nsid);
             return Err(error);
         }
+        self.end_retirement(id, Some(&name));
         self.volumes.borrow_mut().push(Rc::new(served));
         Ok(())
     }

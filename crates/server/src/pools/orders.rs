@@ -17,7 +17,6 @@ use super::open::OperatorConsent;
 use super::path_threads::{PathThread, in_thread};
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
-use crate::api::connections;
 use crate::http::Problem;
 use crate::limits::{CHANGE_TIMEOUT, OPEN_TIMEOUT, POOLS_MAX};
 use crate::serve::Server;
@@ -278,14 +277,12 @@ impl Server {
             PoolState::Changing { .. } | PoolState::Closed { .. } => None,
         };
         let volumes = self.volumes_of(name);
-        self.check_detached(&volumes, *force)?;
+        let _detached = self.check_detached(&volumes, *force)?;
         let outcome = Outcome::changed(format!("pool {name} is opened again")).losing(loss);
         if *dry_run {
             return Ok(outcome);
         }
-        for volume in volumes {
-            self.retire(&volume).await.map_err(failed)?;
-        }
+        self.retire_all(volumes).await.map_err(failed)?;
         if let PoolState::Open(pool) = &slot.state {
             // A disk that is restored meanwhile counts as an old copy.
             self.pools.registry.remember(name, || Some(pool.identity())).await;
@@ -371,6 +368,7 @@ impl Server {
     async fn forget_pool(&self, name: &str) -> Result<(), Problem> {
         self.pools.registry.change(name, |entry| *entry = None).await?;
         self.pools.slots.borrow_mut().remove(name);
+        self.end_retirements(name, None);
         tracing::info!("pool {name} was destroyed");
         Ok(())
     }
@@ -419,7 +417,7 @@ impl Server {
             .with_next(format!("flagstone pool import {name} DEVICE… brings it back")),
         };
         let volumes = self.volumes_of(name);
-        self.check_detached(&volumes, *force)?;
+        let _detached = self.check_detached(&volumes, *force)?;
         if *dry_run {
             return Ok(outcome);
         }
@@ -453,27 +451,6 @@ impl Server {
         let mut volumes = self.volumes();
         volumes.retain(|volume| volume.pool.as_ref().is_some_and(|place| place.pool == pool));
         volumes
-    }
-
-    /// # Errors
-    /// 409 with the hosts that are attached.
-    pub(super) fn check_detached(
-        &self,
-        volumes: &[Rc<ServedVolume>],
-        force: bool,
-    ) -> Result<(), Problem> {
-        for volume in volumes.iter().filter(|_| !force) {
-            let hosts = connections(self, volume);
-            if let Some(host) = hosts.first() {
-                let name = volume.name();
-                return Err(Problem::conflict(format!(
-                    "{} hosts are attached to volume {name}, {} first: detach them, or use --force",
-                    hosts.len(),
-                    host.host()
-                )));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -3,25 +3,63 @@
 //! Commands may take long, behind a rate limit or a slow device. Until they have ended, the volume
 //! has the state [`VolumeState::Draining`]: it is not served again, and no order gives it other
 //! content, because the commands could change it afterwards. Then it is served as the pool has it.
+//!
+//! A retired volume is mostly served again, soon or after a repair. No host may learn otherwise
+//! meanwhile, because Linux removes the disk of a namespace or subsystem that is gone:
+//! - NVMe hosts are disconnected before anything else happens, and get no answer to the commands
+//!   that they repeat on their next connection;
+//! - the subsystem stays, without namespaces, and refuses Connect with a status that hosts retry. It
+//!   ends when the volume is served by another NQN, or is deleted ([`RetiredSubsystems`]);
+//! - from the question whether hosts are attached until the retirement, no host can connect
+//!   ([`DetachedVolumes`]).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_pool::{PoolId, VolumeInfo};
+use flagstone_nvme::Nqn;
+use flagstone_nvmf_target::Target;
+use flagstone_pool::{Pool, PoolId, VolumeInfo};
 use flagstone_runtime::{spawn, time};
 
 use super::Pools;
 use super::volume_state::VolumeState;
+use crate::api::connections;
 use crate::connections::DRAIN_PERIOD;
+use crate::http::Problem;
 use crate::limits::RETIRE_TIMEOUT;
 use crate::serve::Server;
 use crate::subsystems::nqn;
-use crate::volume::ServedVolume;
+use crate::volume::{PoolPlace, ServedVolume};
 
 /// Retirements whose commands have not ended, by number of the volume.
 pub(super) type DrainingVolumes = Rc<RefCell<BTreeMap<usize, Draining>>>;
+
+/// Subsystems of volumes that are not served, by identifier of the volume.
+pub(super) type RetiredSubsystems = RefCell<BTreeMap<PoolId, RetiredVolume>>;
+
+/// A subsystem that makes its hosts wait.
+pub(super) struct RetiredVolume {
+    pool: String,
+    nqn: Nqn,
+}
+
+/// Volumes that admit no further NVMe hosts, until it is dropped. Volumes that were retired
+/// meanwhile are unaffected by that.
+#[must_use]
+pub(super) struct DetachedVolumes {
+    target: Arc<Target>,
+    subsystems: Vec<Nqn>,
+}
+
+impl Drop for DetachedVolumes {
+    fn drop(&mut self) {
+        for nqn in &self.subsystems {
+            let _ = self.target.resume_connects(nqn);
+        }
+    }
+}
 
 /// A volume out of service.
 pub(super) struct Draining {
@@ -49,6 +87,96 @@ impl Pools {
 }
 
 impl Server {
+    /// Checks that no host is attached to the volumes, and lets none connect until the result is
+    /// dropped. With `force`, attached hosts are disconnected when a volume is retired.
+    ///
+    /// # Errors
+    /// 409 with the hosts that are attached.
+    pub(super) fn check_detached(
+        &self,
+        volumes: &[Rc<ServedVolume>],
+        force: bool,
+    ) -> Result<DetachedVolumes, Problem> {
+        let subsystems = volumes.iter().filter_map(|volume| nqn(&volume.subsystem.nqn).ok());
+        let detached =
+            DetachedVolumes { target: self.target.clone(), subsystems: subsystems.collect() };
+        // Before the question: a host could connect after its answer.
+        for nqn in &detached.subsystems {
+            let _ = self.target.suspend_connects(nqn);
+        }
+        for volume in volumes.iter().filter(|_| !force) {
+            let hosts = connections(self, volume);
+            if let Some(host) = hosts.first() {
+                let name = volume.name();
+                return Err(Problem::conflict(format!(
+                    "{} hosts are attached to volume {name}, {} first: detach them, or use --force",
+                    hosts.len(),
+                    host.host()
+                )));
+            }
+        }
+        Ok(detached)
+    }
+
+    /// Retires all volumes of a pool that is going to be opened again, and drops their devices.
+    ///
+    /// # Errors
+    /// As [`Server::retire`]. The other volumes are served.
+    pub(super) async fn retire_all(&self, volumes: Vec<Rc<ServedVolume>>) -> Result<(), String> {
+        let mut retired = Vec::new();
+        for volume in volumes {
+            if let Err(why) = self.retire(&volume).await {
+                self.serve_retired(&retired);
+                return Err(why);
+            }
+            retired.extend(volume.pool.clone());
+        }
+        Ok(())
+    }
+
+    fn serve_retired(&self, retired: &[PoolPlace]) {
+        for place in retired {
+            let Ok(pool) = self.pools.open_pool(&place.pool) else { continue };
+            let found = pool.volumes().into_iter().find(|info| info.uuid == place.id);
+            if let Some(info) = found {
+                self.serve_or_note(&place.pool, &pool, &info);
+            }
+        }
+    }
+
+    /// Removes the subsystem that made the hosts of a volume wait, unless `served` is its name.
+    pub(super) fn end_retirement(&self, volume: PoolId, served: Option<&Nqn>) {
+        let retired = self.pools.retired.borrow_mut().remove(&volume);
+        if let Some(retired) = retired.filter(|retired| Some(&retired.nqn) != served) {
+            self.target.remove_retired_subsystem(&retired.nqn);
+        }
+    }
+
+    /// Removes the subsystem of a volume that cannot be served. Hosts of a volume that was served by
+    /// this name wait again.
+    pub(super) fn end_failed_serving(&self, volume: PoolId, nqn: &Nqn, nsid: u32) {
+        let retired = self.pools.retired.borrow();
+        if retired.get(&volume).is_some_and(|retired| retired.nqn == *nqn) {
+            let _ = self.target.retire_subsystem(nqn);
+            let _ = self.target.remove_namespace(nqn, nsid);
+        } else {
+            let _ = self.target.remove_subsystem(nqn);
+        }
+    }
+
+    /// Removes the subsystems that make hosts of the pool's former volumes wait. `pool` has the
+    /// present ones; none if the pool is gone.
+    pub(super) fn end_retirements(&self, name: &str, pool: Option<&Pool>) {
+        let present: BTreeSet<PoolId> =
+            pool.into_iter().flat_map(Pool::volumes).map(|info| info.uuid).collect();
+        let gone: Vec<PoolId> = {
+            let retired = self.pools.retired.borrow();
+            let gone = retired.iter().filter(|(id, one)| one.pool == name && !present.contains(id));
+            gone.map(|(id, _)| *id).collect()
+        };
+        gone.into_iter().for_each(|id| self.end_retirement(id, None));
+    }
+
     /// Takes a volume out of service: disconnects its hosts, and waits until their commands have
     /// ended.
     ///
@@ -56,22 +184,25 @@ impl Server {
     /// Commands did not end in time. Hosts are disconnected, and the volume is served again when
     /// the commands have ended.
     pub(super) async fn retire(&self, volume: &ServedVolume) -> Result<(), String> {
+        let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
+        // First, before its hosts could find out what follows.
+        let retired = self.target.retire_subsystem(&nqn).ok();
         self.volumes.borrow_mut().retain(|other| other.number != volume.number);
         let export = self.exports.remove(&volume.config.nbd_export);
         let export = export.map(|export| Arc::downgrade(&export));
         self.nbd.disconnect(&volume.config.nbd_export);
-        let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
-        let _ = self.target.suspend_connects(&nqn);
-        let _ = self.target.remove_namespace(&nqn, volume.nsid);
         let (number, draining) = (volume.number, self.pools.draining.clone());
         if let Some(place) = &volume.pool {
             let ending = Draining { pool: place.pool.clone(), volume: place.id, is_busy: true };
             draining.borrow_mut().insert(number, ending);
+            let retired = RetiredVolume { pool: place.pool.clone(), nqn };
+            self.pools.retired.borrow_mut().insert(place.id, retired);
         }
-        let (target, subsystem) = (self.target.clone(), nqn);
         // A task of its own, which outlives the order.
         let ended = spawn(async move {
-            let _ = target.drained(&subsystem).await;
+            if let Some(retired) = retired {
+                retired.drained().await;
+            }
             while export.as_ref().is_some_and(|export| export.strong_count() > 0) {
                 time::sleep(DRAIN_PERIOD).await;
             }
@@ -80,7 +211,6 @@ impl Server {
             }
         });
         let ended = time::timeout(RETIRE_TIMEOUT, ended).await;
-        let _ = self.target.remove_subsystem(&nqn);
         if let Ok(Ok(())) = ended {
             self.pools.draining.borrow_mut().remove(&number);
             return Ok(());
@@ -94,7 +224,7 @@ impl Server {
     }
 
     /// Pool and volume of a retirement, unless the volume was deleted.
-    fn ending_volume(&self, number: usize) -> Option<(String, flagstone_pool::Pool, VolumeInfo)> {
+    fn ending_volume(&self, number: usize) -> Option<(String, Pool, VolumeInfo)> {
         let (pool_name, id) = {
             let draining = self.pools.draining.borrow();
             let ending = draining.get(&number)?;

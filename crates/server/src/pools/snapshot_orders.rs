@@ -172,7 +172,7 @@ impl Server {
         let (found, snapshot) = self.find_snapshot(full)?;
         found.check(VolumeOrder::Rollback)?;
         let FoundVolume { pool_name, pool, info, served, .. } = found;
-        self.check_detached(served.as_slice(), force)?;
+        let _detached = self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
             false => format!(", and its size of {}", exact_size(snapshot.size_bytes)),

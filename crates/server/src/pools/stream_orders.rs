@@ -308,7 +308,7 @@ impl Server {
             }
         };
         check_unchanged().await?;
-        self.check_detached(served.as_slice(), part.force)?;
+        let _detached = self.check_detached(served.as_slice(), part.force)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(failed)?;
         }

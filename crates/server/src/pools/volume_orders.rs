@@ -329,9 +329,10 @@ impl Server {
         let own = served.as_ref().map(|served| served.number);
         let (volume, subsystem) = self.checked(&pool_name, name, &settings, own)?;
         let live = served.clone().filter(|served| is_live(served, &volume, &subsystem));
-        if live.is_none() {
-            self.check_detached(served.as_slice(), *force)?;
-        }
+        let _detached = match &live {
+            Some(_) => None,
+            None => Some(self.check_detached(served.as_slice(), *force)?),
+        };
         let outcome = Outcome::changed(match &live {
             Some(_) => format!("volume {name} is changed while hosts are attached"),
             None => {
@@ -433,7 +434,7 @@ impl Server {
         let settings = settings::from_properties(&info.properties).map_err(Problem::conflict)?;
         let own = served.as_ref().map(|served| served.number);
         self.checked(&pool_name, to, &settings, own)?;
-        self.check_detached(served.as_slice(), force)?;
+        let _detached = self.check_detached(served.as_slice(), force)?;
         let outcome = Outcome::changed(format!("volume {name} is renamed to {to}"));
         if dry_run {
             return Ok(outcome);
@@ -469,7 +470,7 @@ impl Server {
             let name = name.to_owned();
             return Err(problem(&pool_name, VolumeError::HasSnapshots { name, snapshots }));
         }
-        self.check_detached(served.as_slice(), force)?;
+        let _detached = self.check_detached(served.as_slice(), force)?;
         let (full, used) = (exact_size(info.size_bytes), size(info.used_bytes));
         let outcome = Outcome::changed(format!("volume {name} is deleted from pool {pool_name}"))
             .losing(Some(format!("volume {name} of {full}, of which {used} are used")));
@@ -484,6 +485,7 @@ impl Server {
         }
         let deleted = pool.delete_volume(name).await;
         deleted.map_err(|error| problem(&pool_name, error))?;
+        self.end_retirement(info.uuid, None);
         if let Some(slot) = self.pools.slots.borrow_mut().get_mut(&pool_name) {
             slot.unserved.remove(name);
         }
