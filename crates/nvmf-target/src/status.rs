@@ -23,6 +23,8 @@ pub struct SubsystemStatus {
     pub allow_hosts: Vec<Nqn>,
     /// ANA state on this node.
     pub ana: AnaState,
+    /// Connects are refused for now.
+    pub is_suspended: bool,
     /// Namespaces, by ascending identifier.
     pub namespaces: Vec<NamespaceStatus>,
     /// Connected hosts, by ascending controller identifier.
@@ -89,6 +91,7 @@ impl ServedSubsystem {
             serial: self.serial.clone(),
             allow_hosts: self.allowed_hosts(),
             ana: table.ana(),
+            is_suspended: self.is_suspended(),
             namespaces: table
                 .iter()
                 .map(|namespace| NamespaceStatus {

@@ -15,16 +15,16 @@ use std::sync::Arc;
 
 use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::Export;
-use flagstone_runtime::spawn;
+use flagstone_runtime::{spawn, spawn_detached};
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::time::{self, Backoff, Instant};
 
 use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
-use crate::mirrors::remote_log;
+use crate::mirrors::{MirroredVolume, remote_log};
 use crate::reload::Limits;
 use crate::serve::{ServeError, Server};
 use crate::stack::{Stack, open_stack};
-use crate::subsystems::{add_volume, unservable};
+use crate::subsystems::{add_volume, nqn, unservable};
 use crate::volume::ServedVolume;
 use flagstone_blockdev::StatsLayer;
 use flagstone_config::Config;
@@ -176,7 +176,10 @@ impl Server {
         let Stack { device, mirrored, layers } = stack;
         let served = self.configured(volume);
         let _ = served.layers.set(layers);
-        let Some(mirrored) = mirrored else { return self.serve_volume(&served, device) };
+        let Some(mirrored) = mirrored else {
+            self.serve_volume(&served, device)?;
+            return self.admit_hosts(&served);
+        };
         {
             // Registered before the start, so that a shutdown during it stops the mirror in order.
             let mut mirrors = self.mirrors.borrow_mut();
@@ -191,11 +194,36 @@ impl Server {
         if begun.is_err() {
             mirrored.abandon().await;
             self.mirrors.borrow_mut().retain(|other| other.volume != volume);
+            return begun;
         }
-        begun
+        self.admit_hosts_when_decided(&served, &mirrored)
     }
 
-    /// Exports an open volume over NVMe/TCP and NBD.
+    /// Admits NVMe hosts of a mirrored volume when it is known whether this node serves it.
+    fn admit_hosts_when_decided(
+        &self,
+        volume: &ServedVolume,
+        mirrored: &MirroredVolume,
+    ) -> Result<(), ServeError> {
+        let questions = mirrored.questions();
+        if questions.is_empty() {
+            return self.admit_hosts(volume);
+        }
+        let (target, nqn) = (self.target.clone(), nqn(&volume.subsystem.nqn)?);
+        spawn_detached(async move {
+            questions.answered().await;
+            let _ = target.resume_connects(&nqn);
+        });
+        Ok(())
+    }
+
+    /// Lets NVMe hosts connect to the subsystem of a volume.
+    pub(crate) fn admit_hosts(&self, volume: &ServedVolume) -> Result<(), ServeError> {
+        let nqn = nqn(&volume.subsystem.nqn)?;
+        self.target.resume_connects(&nqn).map_err(unservable)
+    }
+
+    /// Exports an open volume over NBD, and over NVMe/TCP when hosts are admitted.
     pub(crate) fn serve_volume(
         &self,
         volume: &ServedVolume,

@@ -3,7 +3,10 @@
 //! A subsystem has all its namespaces from the start: one whose volume is not open is pending (see
 //! [`flagstone_nvmf_target::namespace`]). It admits hosts when its first volume is open. A device
 //! that never comes back must not keep the other volumes of its subsystem from their hosts, and a
-//! host that connects again must not lose the disk of a volume that comes later.
+//! host that connects again must not lose the disk of a volume that comes later. A mirrored volume
+//! admits hosts when it is known whether this node serves it: a host without native multipath
+//! repeats a command that an inaccessible namespace refuses a few times within milliseconds, and
+//! then fails it, but waits between attempts to connect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -132,7 +135,7 @@ pub(crate) fn namespace_of(config: &Config, volume: usize) -> Option<(&Subsystem
     })
 }
 
-/// Adds a volume as the namespace of its subsystem, and admits hosts to that.
+/// Adds a volume as the namespace of its subsystem.
 pub(crate) fn add_volume(
     target: &Target,
     volume: &ServedVolume,
@@ -156,8 +159,7 @@ pub(crate) fn add_volume(
             target.add_reservable_namespace(&nqn, namespace, store, record.as_deref())
         }
     };
-    added.map_err(unservable)?;
-    target.resume_connects(&nqn).map_err(unservable)
+    added.map(drop).map_err(unservable)
 }
 
 pub(crate) fn nqn(text: &str) -> Result<Nqn, ServeError> {

@@ -21,6 +21,7 @@ mod move_log;
 mod open;
 mod overwrite_check;
 mod peers;
+mod question;
 mod remnants;
 mod reopen;
 #[cfg(test)]
@@ -55,7 +56,7 @@ use flagstone_runtime::net::{Address, lookup};
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::time::{self, Backoff};
-use flagstone_runtime::{spawn, spawn_detached};
+use flagstone_runtime::spawn;
 
 use crate::limits::OPEN_PAUSE;
 use crate::subsystems::namespace_of;
@@ -72,6 +73,7 @@ pub(crate) use move_log::LogMove;
 use open::MirrorFailure;
 pub(crate) use open::{connect_log, remote_log};
 pub(crate) use peers::PeersChanged;
+use question::OpenQuestions;
 use reopen::Reopening;
 
 /// Number of shares of controller and port IDs: the nodes of a subsystem must not share IDs.
@@ -160,6 +162,7 @@ pub(crate) struct MirroredVolume {
     unverified: Cell<bool>,
     /// The mirror is being replaced or deleted: see [`Changing`](self::grow::Changing).
     growing: Cell<bool>,
+    questions: Rc<OpenQuestions>,
     /// The server stops: no mirror of the replica begins any more.
     ending: Cell<bool>,
     /// Announces the paths of a peer that was added.
@@ -262,6 +265,7 @@ impl MirroredVolume {
             reopens: Cell::default(),
             unverified: Cell::default(),
             growing: Cell::default(),
+            questions: Rc::default(),
             ending: Cell::default(),
             announcing: RefCell::default(),
             growing_to: Cell::default(),
@@ -416,6 +420,11 @@ impl MirroredVolume {
         })
     }
 
+    /// Questions to peers whether this node serves hosts.
+    pub(crate) fn questions(&self) -> Rc<OpenQuestions> {
+        self.questions.clone()
+    }
+
     async fn open_and_run(self: &Rc<Self>) -> Result<(), MirrorFailure> {
         if let Some(replica) = self.open().await? {
             return self.run(replica).await;
@@ -453,16 +462,7 @@ impl MirroredVolume {
         let mirror = self.new_mirror(replica)?;
         self.handle.set(Some(mirror.clone()));
         if mirror.asks_before_it_serves() {
-            // Peers may take seconds to answer, and other volumes do not wait for that.
-            let (this, asking) = (Rc::downgrade(self), mirror.clone());
-            spawn_detached(async move {
-                if let Err(error) = asking.start().await
-                    && !asking.is_closed()
-                    && let Some(this) = this.upgrade()
-                {
-                    tracing::error!(volume = this.name, "the mirror cannot serve hosts: {error}");
-                }
-            });
+            self.start_after_question(mirror.clone());
         } else if let Err(error) = mirror.start().await {
             self.abandon_mirror().await;
             return Err(error.into());

@@ -576,7 +576,8 @@ impl Server {
             pool: Some(place),
         };
         let name = add_subsystem(&self.target, &self.config, &served.subsystem, &self.machine)?;
-        if let Err(error) = self.serve_volume(&served, device) {
+        let begun = self.serve_volume(&served, device).and_then(|()| self.admit_hosts(&served));
+        if let Err(error) = begun {
             self.end_failed_serving(id, &name, served.nsid);
             return Err(error);
         }

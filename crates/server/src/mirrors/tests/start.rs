@@ -5,6 +5,7 @@ use flagstone_nvmf_target::TargetConfig;
 use flagstone_runtime::{block_on, buf};
 
 use super::*;
+use crate::signals::Signals;
 
 /// A replica that cannot be served to peers does not keep running.
 #[test]
@@ -138,6 +139,38 @@ fn replica_of_another_volume_is_not_served() {
         let db = Node::of(&text("db"), listener()).await;
         db.serves().await;
         db.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// A source that lost its peer asks it before it serves. A host without native multipath that was
+/// admitted meanwhile would fail its I/O within milliseconds.
+#[test]
+fn hosts_are_admitted_when_peers_were_asked() {
+    block_on(async {
+        let (disk, far) = (file(64 << 20), file(64 << 20));
+        let (a, b) = (listener(), listener());
+        let text = configuration(A, port(&b), (path(&disk), None));
+        let far = configuration(B, port(&a), (path(&far), None));
+        let nodes = [Node::of(&text, a).await, Node::of(&far, b).await];
+        mirror(&nodes).await;
+        let [a, b] = nodes;
+        // Writes continue without the peer, whose data is outdated then.
+        b.mirrored.abandon().await;
+        drop(b);
+        write(&a.mirrored.device(), 4096, 1).await.unwrap();
+        a.stop().await;
+
+        let opened = crate::serve::open(parsed(&text), &Signals::catch().unwrap()).await;
+        let server = opened.unwrap().expect("it was not stopped");
+        let mirrored = server.mirror_of(0).unwrap();
+        let status = || server.target.subsystem_status(&mirrored.nqn).unwrap();
+        assert!(!mirrored.questions().is_empty(), "it asks its peer");
+        assert!(status().is_suspended && status().ana == AnaState::INACCESSIBLE);
+        mirrored.questions().answered().await;
+        assert_eq!(status().ana, AnaState::OPTIMIZED);
+        eventually("hosts are admitted", || !status().is_suspended).await;
+        mirrored.end().await;
     })
     .unwrap();
 }
