@@ -55,11 +55,11 @@ use flagstone_nvme::log::AnaState;
 use flagstone_nvme::status::Status;
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::tls::{TlsConfigError, TlsServer};
 use flagstone_runtime::time;
+use flagstone_runtime::tls::{TlsConfigError, TlsServer};
 use parking_lot::Mutex;
 
-use crate::limits::{GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
+use crate::limits::{DRAIN_PERIOD, GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
 use flagstone_transport::{PskChooser, RefusalLog};
 
 pub(crate) use admin::admin_data_bytes;
@@ -318,8 +318,7 @@ impl Target {
     }
 
     /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller
-    /// Busy, which hosts retry. Used while namespaces are still missing: a host that connected
-    /// early would give them up. The subsystem stays in the discovery log.
+    /// Busy, which hosts retry. Used while no namespace is available. The subsystem stays in the discovery log.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`].
@@ -621,11 +620,15 @@ impl Target {
 pub struct RetiredSubsystem(Arc<ServedSubsystem>);
 
 impl RetiredSubsystem {
-    /// Waits until every I/O command of its former hosts has completed, and releases its devices.
-    /// There is no timeout. Call it on a core of the runtime.
+    /// Waits until every I/O command of its former hosts has completed, and its devices are
+    /// released. There is no timeout. Call it on a core of the runtime.
     pub async fn drained(self) {
         self.0.drained().await;
-        self.0.clear();
+        let removed = self.0.clear();
+        // Their connections have the last table of namespaces until they have ended.
+        while removed.iter().any(|namespace| namespace.strong_count() > 0) {
+            time::sleep(DRAIN_PERIOD).await;
+        }
     }
 }
 

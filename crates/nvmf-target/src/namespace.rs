@@ -10,12 +10,13 @@
 //! so for any time. The subsystem has the namespace nevertheless, as a *pending* one:
 //! - it is in the active namespace list. Linux removes the disk of a namespace that is not in the
 //!   list when it connects again, and a file system that was mounted on it fails for good;
-//! - commands that describe it fail with Namespace Not Ready, without Do Not Retry (Base 2.0
-//!   3.3.3.2.1), and NRDY is clear in the structure that is independent of the command set. Zeroes
-//!   would mean an inactive namespace, and an invented size a disk that has shrunk. Linux keeps the
-//!   disk as it was, and looks again after a Namespace Attribute Changed event;
-//! - I/O commands fail with Asymmetric Access Inaccessible, and the ANA log has the namespace in a
-//!   group of its own, which is inaccessible (Base 2.0 8.1.4). A host queues I/O until that changes
+//! - commands that describe it fail with Namespace Not Ready, without Do Not Retry (Base 4.2.3.1),
+//!   and NRDY is clear in the structure that is independent of the command set. Zeroes would mean
+//!   an inactive namespace, and an invented size a disk that has shrunk. Linux keeps the disk as it
+//!   was, and looks again after a Namespace Attribute Changed event. SPDK's host cannot use a
+//!   controller with such a namespace, and connects again later;
+//! - I/O commands fail with Asymmetric Access Inaccessible, and the ANA log has the pending
+//!   namespaces in a group of their own, which is inaccessible (Base 8.1.1). A host queues I/O until that changes
 //!   or another path takes it. Namespace Not Ready, the other candidate, is no path error: Linux
 //!   repeats such a command five times within milliseconds, and then fails it.
 //!

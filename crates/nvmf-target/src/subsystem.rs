@@ -318,16 +318,18 @@ impl ServedSubsystem {
         Ok(removed)
     }
 
-    /// Releases the devices of all namespaces.
-    pub(super) fn clear(&self) {
+    /// Removes all namespaces. Connections that are ending may still have some of them.
+    pub(super) fn clear(&self) -> Vec<Weak<Namespace>> {
         let mut namespaces = self.namespaces.lock();
-        let nsids = namespaces.table.active_above(0);
+        let removed: Vec<_> = namespaces.table.iter().map(Arc::downgrade).collect();
+        let nsids: Vec<u32> = namespaces.table.iter().map(|namespace| namespace.nsid).collect();
         let table = Arc::make_mut(&mut namespaces.table);
         for nsid in nsids {
             table.remove(nsid);
         }
         namespaces.uuids.clear();
         self.publish(namespaces);
+        removed
     }
 
     /// Waits for the I/O commands that were admitted before: see [`super::Target::drained`].

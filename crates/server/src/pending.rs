@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::Export;
-use flagstone_runtime::{spawn, spawn_detached};
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::time::{self, Backoff, Instant};
+use flagstone_runtime::{spawn, spawn_detached};
 
 use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
 use crate::mirrors::{MirroredVolume, remote_log};

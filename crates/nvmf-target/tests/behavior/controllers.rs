@@ -1,5 +1,6 @@
 //! Controllers: their events, queues, timeouts and hosts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
@@ -52,6 +53,22 @@ fn namespace_changes_are_announced() {
         assert_eq!((late.status(), late.dw0.get()), (Status::SUCCESS, Abort::NOT_ABORTED));
         drop(host);
         server.is_sound().await;
+    });
+}
+
+/// Its owner opens the devices again right afterwards.
+#[test]
+fn retired_subsystem_has_released_its_devices() {
+    on_each_driver(async || {
+        let server = Server::new();
+        let device = memory(512);
+        let held = Arc::downgrade(&device);
+        let nsid = server.add(device);
+        let mut host = Host::attach(&server, &Options::default()).await;
+        host.io.write(nsid, 0, 512, &[1; 512]).await.unwrap();
+        server.target.retire_subsystem(&subsystem()).unwrap().drained().await;
+        assert_eq!(held.strong_count(), 0);
+        drop(host);
     });
 }
 

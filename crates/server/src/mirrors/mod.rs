@@ -53,10 +53,10 @@ use flagstone_replication::{
     Bandwidth, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
 };
 use flagstone_runtime::net::{Address, lookup};
+use flagstone_runtime::spawn;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::time::{self, Backoff};
-use flagstone_runtime::spawn;
 
 use crate::limits::OPEN_PAUSE;
 use crate::subsystems::namespace_of;

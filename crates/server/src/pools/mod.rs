@@ -306,9 +306,8 @@ impl Pools {
     /// True if there may be volumes of pools that are served later: a pool is not open, or one of
     /// its volumes is not served, or the pools are unknown.
     fn is_incomplete(&self) -> bool {
-        let is_served = |slot: &PoolSlot| {
-            matches!(slot.state, PoolState::Open(_)) && slot.unserved.is_empty()
-        };
+        let is_served =
+            |slot: &PoolSlot| matches!(slot.state, PoolState::Open(_)) && slot.unserved.is_empty();
         self.registry.is_unread() || !self.slots.borrow().values().all(is_served)
     }
 
