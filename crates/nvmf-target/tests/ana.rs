@@ -51,7 +51,7 @@ fn ana_state_refuses_all_io_or_none() {
 }
 
 #[test]
-fn pending_namespace_is_inaccessible_and_the_others_are_not() {
+fn pending_namespace_is_inaccessible_and_others_are_not() {
     on_each_driver(async || {
         let server = Server::new();
         server.target.add_pending_namespace(&subsystem(), 2).unwrap();

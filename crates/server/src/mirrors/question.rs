@@ -1,7 +1,7 @@
-//! Open question of a mirrored volume: whether this node serves hosts, while a mirror asks its peers.
+//! Open question of a mirrored volume, whether this node serves hosts: a mirror asks its peers.
 //!
-//! Peers may take seconds to answer, and other volumes do not wait for that. Hosts of the volume do:
-//! they are admitted when the question is answered.
+//! Peers may take seconds to answer, and other volumes do not wait for that. Hosts of the volume
+//! do: they are admitted when the question is answered.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volume_is_decided_when_all_questions_are_answered() {
+    fn volume_is_decided_when_all_are_answered() {
         block_on(async {
             let questions = Rc::new(OpenQuestions::default());
             questions.answered().await;
