@@ -310,15 +310,16 @@ impl Target {
         Ok(RetiredSubsystem(subsystem))
     }
 
-    /// Removes a subsystem that is out of service since [`Target::retire_subsystem`]. False if there
-    /// is none, as after another one was added in its place.
+    /// Removes a subsystem that is out of service since [`Target::retire_subsystem`]. False if
+    /// there is none, as after another one was added in its place.
     pub fn remove_retired_subsystem(&self, nqn: &Nqn) -> bool {
         let is_retired = self.subsystem_named(nqn).is_ok_and(|subsystem| subsystem.is_closed());
         is_retired && self.remove_subsystem(nqn).is_ok()
     }
 
     /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller
-    /// Busy, which hosts retry. Used while no namespace is available. The subsystem stays in the discovery log.
+    /// Busy, which hosts retry. Used while no namespace is available. The subsystem stays in the
+    /// discovery log.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`].

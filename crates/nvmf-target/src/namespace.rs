@@ -16,9 +16,9 @@
 //!   was, and looks again after a Namespace Attribute Changed event. SPDK's host cannot use a
 //!   controller with such a namespace, and connects again later;
 //! - I/O commands fail with Asymmetric Access Inaccessible, and the ANA log has the pending
-//!   namespaces in a group of their own, which is inaccessible (Base 8.1.1). A host queues I/O until that changes
-//!   or another path takes it. Namespace Not Ready, the other candidate, is no path error: Linux
-//!   repeats such a command five times within milliseconds, and then fails it.
+//!   namespaces in a group of their own, which is inaccessible (Base 8.1.1). A host queues I/O
+//!   until that changes or another path takes it. Namespace Not Ready, the other candidate, is no
+//!   path error: Linux repeats such a command five times within milliseconds, and then fails it.
 //!
 //! The other namespaces of the subsystem are served meanwhile. When the device is there, the
 //! namespace moves to the group of all others, and hosts are notified of both changes. Therefore

@@ -8,8 +8,8 @@
 //! meanwhile, because Linux removes the disk of a namespace or subsystem that is gone:
 //! - NVMe hosts are disconnected before anything else happens, and get no answer to the commands
 //!   that they repeat on their next connection;
-//! - the subsystem stays, without namespaces, and refuses Connect with a status that hosts retry. It
-//!   ends when the volume is served by another NQN, or is deleted ([`RetiredSubsystems`]);
+//! - the subsystem stays, without namespaces, and refuses Connect with a status that hosts retry.
+//!   It ends when the volume is served by another NQN, or is deleted ([`RetiredSubsystems`]);
 //! - from the question whether hosts are attached until the retirement, no host can connect
 //!   ([`DetachedVolumes`]).
 
@@ -152,8 +152,8 @@ impl Server {
         }
     }
 
-    /// Removes the subsystem of a volume that cannot be served. Hosts of a volume that was served by
-    /// this name wait again.
+    /// Removes the subsystem of a volume that cannot be served. Hosts of a volume that was served
+    /// by this name wait again.
     pub(super) fn end_failed_serving(&self, volume: PoolId, nqn: &Nqn, nsid: u32) {
         let retired = self.pools.retired.borrow();
         if retired.get(&volume).is_some_and(|retired| retired.nqn == *nqn) {
