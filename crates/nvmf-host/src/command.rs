@@ -110,11 +110,26 @@ impl PendingCommand {
 pub(super) struct CommandSlots {
     slots: Vec<Option<PendingCommand>>,
     free: Vec<u16>,
+    /// Slot of authentication commands, which come while calls use all others.
+    reserve: Reserve,
+}
+
+/// The reserved slot, which is the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reserve {
+    None,
+    Free,
+    Used,
 }
 
 impl CommandSlots {
-    pub(super) fn new(depth: u16) -> CommandSlots {
-        CommandSlots { slots: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect() }
+    /// `depth` slots for calls and, if it `reserves`, one for authentication.
+    pub(super) fn new(depth: u16, reserves: bool) -> CommandSlots {
+        CommandSlots {
+            slots: (0..depth + u16::from(reserves)).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            reserve: if reserves { Reserve::Free } else { Reserve::None },
+        }
     }
 
     /// Starts a command and returns its identifier; `None`, with `data` unchanged, when all slots
@@ -127,9 +142,29 @@ impl CommandSlots {
         started: Option<u32>,
     ) -> Option<u16> {
         let cid = self.free.pop()?;
-        let data = std::mem::take(data);
-        self.slots[usize::from(cid)] = Some(PendingCommand::new(cid, data, in_capsule, started));
+        self.refill(cid, data, in_capsule, started);
         Some(cid)
+    }
+
+    /// Like [`CommandSlots::insert`], in the reserved slot, if there is one.
+    pub(super) fn insert_reserved(
+        &mut self,
+        data: &mut CommandData,
+        in_capsule: bool,
+        started: Option<u32>,
+    ) -> Option<u16> {
+        let cid = match self.reserve {
+            Reserve::None => return self.insert(data, in_capsule, started),
+            Reserve::Used => return None,
+            Reserve::Free => self.reserved_cid(),
+        };
+        self.reserve = Reserve::Used;
+        self.refill(cid, data, in_capsule, started);
+        Some(cid)
+    }
+
+    fn reserved_cid(&self) -> u16 {
+        self.slots.len() as u16 - 1
     }
 
     /// Restarts a command in the slot that its caller kept.
@@ -220,7 +255,11 @@ impl CommandSlots {
     #[inline]
     pub(super) fn release(&mut self, cid: u16) {
         self.slots[usize::from(cid)] = None;
-        self.free.push(cid);
+        if self.reserve == Reserve::Used && cid == self.reserved_cid() {
+            self.reserve = Reserve::Free;
+        } else {
+            self.free.push(cid);
+        }
     }
 
     /// Takes the data buffer of a command, to receive into it without borrowing the slots.
@@ -267,13 +306,13 @@ impl CommandSlots {
         waiting.any(|pending| pending.started.is_some_and(|started| started < tick))
     }
 
-    /// Number of slots in use.
+    /// Number of slots in use, except the reserved one.
     #[inline]
     pub(super) fn taken(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - usize::from(self.reserve != Reserve::None) - self.free.len()
     }
 
-    /// True if a slot is free.
+    /// True if a slot for calls is free.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
@@ -298,7 +337,7 @@ mod tests {
 
     #[test]
     fn slot_in_use_until_outcome_taken() {
-        let mut slots = CommandSlots::new(1);
+        let mut slots = CommandSlots::new(1, false);
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         let mut data = place();
         assert!(slots.insert(&mut data, false, Some(0)).is_none());
@@ -315,7 +354,7 @@ mod tests {
 
     #[test]
     fn buffer_of_allocation_comes_back_cut() {
-        let mut slots = CommandSlots::new(1);
+        let mut slots = CommandSlots::new(1, false);
         let mut data = CommandData::UpTo(buf::try_alloc(512).unwrap());
         let cid = slots.insert(&mut data, false, Some(0)).unwrap();
         let mut piece =
@@ -331,7 +370,7 @@ mod tests {
 
     #[test]
     fn slot_kept_for_resend_is_not_reused() {
-        let mut slots = CommandSlots::new(1);
+        let mut slots = CommandSlots::new(1, false);
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         slots.end(cid, CommandOutcome::Completed(Cqe::new(cid, Status::COMMAND_INTERRUPTED)));
         let Poll::Ready((_, mut data)) = slots.poll_kept(cid, Waker::noop()) else {
@@ -352,7 +391,7 @@ mod tests {
 
     #[test]
     fn orphaned_slot_waits_for_completion() {
-        let mut slots = CommandSlots::new(1);
+        let mut slots = CommandSlots::new(1, false);
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         assert!(!slots.orphan(cid));
         assert!(!slots.has_room());
@@ -362,7 +401,7 @@ mod tests {
 
     #[test]
     fn lent_buffer_returns_after_queue_breaks() {
-        let mut slots = CommandSlots::new(2);
+        let mut slots = CommandSlots::new(2, false);
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         let lent = slots.lend(cid).unwrap();
         assert!(slots.lend(cid).is_none(), "it is lent once");
@@ -377,8 +416,32 @@ mod tests {
     }
 
     #[test]
+    fn reserved_slot_is_free_while_calls_use_all_others() {
+        let mut slots = CommandSlots::new(1, true);
+        let call = slots.insert(&mut place(), false, Some(0)).unwrap();
+        assert!(slots.insert(&mut place(), false, Some(0)).is_none() && !slots.has_room());
+        for _ in 0..2 {
+            let cid = slots.insert_reserved(&mut place(), false, None).unwrap();
+            assert!(cid != call && slots.insert_reserved(&mut place(), false, None).is_none());
+            slots.end(cid, CommandOutcome::Lost);
+            assert!(poll(&mut slots, cid).is_ready());
+            assert!(!slots.has_room(), "it is not for calls");
+        }
+        slots.end(call, CommandOutcome::Lost);
+        assert!(poll(&mut slots, call).is_ready());
+        assert!(slots.has_room() && slots.taken() == 0);
+        // An abandoned one is free when its completion arrives.
+        let cid = slots.insert_reserved(&mut place(), false, None).unwrap();
+        assert!(!slots.orphan(cid) && slots.taken() == 0);
+        assert!(slots.end(cid, CommandOutcome::Lost));
+        assert!(slots.insert_reserved(&mut place(), false, None).is_some());
+        let mut slots = CommandSlots::new(1, false);
+        assert!(slots.insert_reserved(&mut place(), false, None).is_some() && !slots.has_room());
+    }
+
+    #[test]
     fn event_requests_are_never_overdue() {
-        let mut slots = CommandSlots::new(2);
+        let mut slots = CommandSlots::new(2, false);
         slots.insert(&mut CommandData::None, false, None).unwrap();
         assert!(!slots.any_started_before(9));
         let timed = slots.insert(&mut CommandData::None, false, Some(3)).unwrap();

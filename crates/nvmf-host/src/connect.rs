@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use flagstone_auth::Concatenation;
 use flagstone_auth::tls::Psk;
@@ -30,8 +31,8 @@ use flagstone_runtime::net::Address;
 use flagstone_runtime::{BufMut, buf, random_u64, sync, time};
 
 use super::admission::CommandQueue;
-use super::authenticate::{authenticate, authenticate_unasked};
-use super::command::{CommandData, CommandOutcome};
+use super::authenticate::{UnaskedOutcome, authenticate, authenticate_unasked};
+use super::command::{CommandData, CommandOutcome, CommandSlots};
 use super::identify_data::{ControllerLimits, NamespaceShape};
 use super::initialize::{OnDrop, initialize};
 use super::queue::HostQueue;
@@ -122,6 +123,8 @@ pub(super) struct AdminController {
     pub(super) queue: Rc<HostQueue>,
     pub(super) end: Rc<AssociationEnd>,
     admission: Rc<CommandQueue>,
+    /// The target has proven itself, if it has to.
+    is_proven: bool,
     /// PSK for the I/O queues, from concatenation, until they are connected.
     generated: RefCell<Option<Psk>>,
     controller_id: u16,
@@ -142,7 +145,17 @@ pub(super) async fn ask(
     command: Sqe,
     data: CommandData,
 ) -> Result<(Cqe, CommandData), HostError> {
-    match queue.run(&command, data).await {
+    let ended = queue.run(&command, data).await;
+    succeeded(what, &command, ended)
+}
+
+/// Checks the outcome of a command that must succeed.
+pub(super) fn succeeded(
+    what: &'static str,
+    command: &Sqe,
+    ended: (CommandOutcome, CommandData),
+) -> Result<(Cqe, CommandData), HostError> {
+    match ended {
         (CommandOutcome::Completed(cqe), data) if cqe.status().is_success() => Ok((cqe, data)),
         (CommandOutcome::Completed(cqe), _) => {
             let status = cqe.status();
@@ -175,8 +188,8 @@ impl Channel<'_> {
 /// PSK from an admin queue that authenticates, and then ends (Base 8.3.5.5.9).
 async fn concatenate(params: &ConnectParams) -> Result<Psk, HostError> {
     let (admission, end) = (Rc::default(), Rc::default());
-    let as_admin = (0, ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);
-    let connected = connect_queue(params, Channel::Concatenate, &admission, &end, as_admin).await;
+    let connected =
+        connect_queue(params, Channel::Concatenate, &admission, &end, &NewQueue::ADMIN).await;
     let connected = connected.map_err(|error| end.explain(error))?;
     connected.queue.close();
     connected.psk.ok_or(HostError::NoConcatenation)
@@ -199,19 +212,45 @@ async fn cause_of_refusal(params: &ConnectParams, error: HostError) -> HostError
     }
 }
 
+/// Queue to connect.
+struct NewQueue {
+    qid: u16,
+    /// Commands in flight.
+    depth: u16,
+    /// One more than these, for authentication.
+    reserves: bool,
+    controller_id: u16,
+    /// The target has to prove itself even if it does not ask for authentication. False if it has
+    /// no key, as it has said on the admin queue.
+    is_proven: bool,
+}
+
+impl NewQueue {
+    /// Admin queue, which creates a controller.
+    const ADMIN: NewQueue = NewQueue {
+        qid: 0,
+        depth: ADMIN_ENTRIES - 1,
+        reserves: false,
+        controller_id: CONTROLLER_ID_DYNAMIC,
+        is_proven: true,
+    };
+}
+
 struct ConnectedQueue {
     queue: Rc<HostQueue>,
     result: ConnectResult,
+    /// False if the target has no key of this host, which may do without.
+    is_proven: bool,
     psk: Option<Psk>,
 }
 
-/// Connects one queue of `entries` entries. Queue 0 creates a controller.
+/// Connects one queue.
 async fn connect_queue(
     params: &ConnectParams,
     channel: Channel<'_>,
     admission: &Rc<CommandQueue>,
     end: &Rc<AssociationEnd>,
-    (qid, entries, controller_id): (u16, u16, u16),
+    new: &NewQueue,
 ) -> Result<ConnectedQueue, HostError> {
     let (generated, concatenation) = match channel {
         Channel::Configured => (None, Concatenation::None),
@@ -225,14 +264,17 @@ async fn connect_queue(
         initialized => initialized?,
     };
     let timeout = params.options.end_timeout();
-    let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), timeout);
+    let slots = CommandSlots::new(new.depth, new.reserves);
+    let queue = HostQueue::start(connection, slots, admission.clone(), end.clone(), timeout);
     let unused = queue.clone();
     let guard = OnDrop::new(move || unused.close());
     // Only the admin queue has a keep alive timeout.
-    let keep_alive_ms = if qid == 0 { params.options.keep_alive.as_millis() as u32 } else { 0 };
-    let command = ConnectCommand::new(0, qid, entries.into(), keep_alive_ms, false)
+    let keep_alive = if new.qid == 0 { params.options.keep_alive } else { Duration::ZERO };
+    let entries = u32::from(new.depth) + u32::from(new.reserves) + 1;
+    let command = ConnectCommand::new(0, new.qid, entries, keep_alive.as_millis() as u32, false)
         .ok_or(HostError::Options("a queue needs at least 2 entries"))?;
-    let data = ConnectData::new(params.host_id, controller_id, &params.subnqn, &params.host_nqn);
+    let data =
+        ConnectData::new(params.host_id, new.controller_id, &params.subnqn, &params.host_nqn);
     let mut payload = buf::alloc_small(CONNECT_DATA_BYTES);
     payload.copy_from_slice(data.bytes());
     let connected =
@@ -242,16 +284,27 @@ async fn connect_queue(
         return Err(HostError::Unsupported("a secure channel"));
     }
     let mut psk = None;
+    // A generated PSK is the proof of all queues, and the admin queue repeats it for all.
+    let mut authenticated = new.qid == 0 && generated.is_some();
+    let mut is_proven = new.is_proven;
     if result.authentication_required || result.secure_channel_required {
         psk = authenticate(&queue, params, concatenation).await?;
+        authenticated = true;
     } else if concatenation != Concatenation::None {
         return Err(HostError::NoConcatenation);
-    } else if params.expects_proof() && generated.is_none() {
+    } else if params.expects_proof() && generated.is_none() && new.is_proven {
         // A generated PSK proves it, as the exchange that made it did.
-        authenticate_unasked(&queue, params).await?;
+        let outcome = authenticate_unasked(&queue, params).await?;
+        is_proven = outcome == UnaskedOutcome::Authenticated;
+        authenticated = is_proven;
+    }
+    let repeats = !params.options.reauthentication_interval.is_zero();
+    // Without a slot of its own, it would have to compete with calls.
+    if authenticated && repeats && (new.qid == 0 || new.reserves) {
+        queue.set_reauthenticates();
     }
     guard.disarm();
-    Ok(ConnectedQueue { queue, result, psk })
+    Ok(ConnectedQueue { queue, result, is_proven, psk })
 }
 
 impl AdminController {
@@ -261,17 +314,17 @@ impl AdminController {
         admission: Rc<CommandQueue>,
     ) -> Result<AdminController, HostError> {
         let end = Rc::new(AssociationEnd::default());
-        let as_admin = (0, ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);
         let generated = match params.concatenates() {
             true => Some(concatenate(params).await?),
             false => None,
         };
         let channel = Channel::of(generated.as_ref());
-        let connected = connect_queue(params, channel, &admission, &end, as_admin).await?;
+        let connected = connect_queue(params, channel, &admission, &end, &NewQueue::ADMIN).await?;
         let mut admin = AdminController {
             queue: connected.queue,
             end,
             admission,
+            is_proven: connected.is_proven,
             generated: RefCell::new(generated),
             controller_id: connected.result.controller_id,
             capabilities: Capabilities::default(),
@@ -465,7 +518,8 @@ impl AdminController {
         params: &ConnectParams,
         controller: &ControllerLimits,
     ) -> Result<IoQueues, HostError> {
-        let depth = controller.depth(params.options.queue_depth);
+        let has_key = self.queue.reauthenticates() && !params.concatenates();
+        let (depth, reserves) = controller.depth(params.options.queue_depth, has_key);
         let count = self.grant(params.options.queues).await?;
         let mut queues = IoQueues(Vec::with_capacity(count.into()));
         let generated = self.generated.take();
@@ -474,9 +528,11 @@ impl AdminController {
             return Err(HostError::Closed);
         }
         for qid in 1..=count {
-            let as_io = (qid, depth + 1, self.controller_id);
+            let controller_id = self.controller_id;
+            let is_proven = self.is_proven;
+            let new = NewQueue { qid, depth, reserves, controller_id, is_proven };
             let channel = Channel::of(generated.as_ref());
-            let connected = connect_queue(params, channel, &self.admission, &self.end, as_io);
+            let connected = connect_queue(params, channel, &self.admission, &self.end, &new);
             let queue = connected.await?.queue;
             queue.set_in_capsule_bytes(controller.in_capsule_bytes);
             queues.0.push(queue);

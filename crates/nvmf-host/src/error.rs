@@ -79,6 +79,9 @@ pub enum HostError {
     /// Authentication failed.
     #[error("authentication failed: {0}")]
     Authentication(HostFailure),
+    /// The repetition of an authentication that had succeeded failed.
+    #[error("re-authentication failed: {0}")]
+    Reauthentication(Box<HostError>),
     /// TLS failed.
     #[error("TLS failed: {0}")]
     Tls(TlsFailure),
@@ -121,6 +124,7 @@ impl HostError {
             HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
             // Namespaces come and go: its device may not be open yet.
             HostError::NoNamespace => true,
+            HostError::Reauthentication(cause) => cause.may_pass(),
             // A target that has restarted meanwhile does not know the PSK any more.
             HostError::GeneratedPsk(TlsFailure::Alert(HANDSHAKE_FAILURE | UNKNOWN_PSK)) => true,
             HostError::Tls(TlsFailure::Closed) | HostError::GeneratedPsk(TlsFailure::Closed) => {

@@ -117,10 +117,13 @@ impl ControllerLimits {
         })
     }
 
-    /// Commands in flight on an I/O queue for a configured `wanted`; at least 1.
-    pub(super) fn depth(&self, wanted: u16) -> u16 {
+    /// Commands in flight on an I/O queue for a configured `wanted`; at least 1. `reserved`: one of
+    /// the controller's is left for authentication; false if it has only one.
+    pub(super) fn depth(&self, wanted: u16, reserved: bool) -> (u16, bool) {
         let most = (self.entries - 1).min(self.commands).max(1);
-        wanted.min(u16::try_from(most).unwrap_or(u16::MAX))
+        let most = u16::try_from(most).unwrap_or(u16::MAX);
+        let reserved = reserved && most > 1;
+        (wanted.min(most - u16::from(reserved)), reserved)
     }
 
     /// Validates the Identify data of namespace `nsid`. `limits` is zeroed, meaning unlimited, if
@@ -406,7 +409,10 @@ mod tests {
             let Ok(controller) = ControllerLimits::new(Capabilities(capabilities), &identify) else {
                 return Ok(());
             };
-            prop_assert!(controller.depth(1023) >= 1);
+            prop_assert!(controller.depth(1023, false).0 >= 1);
+            let (depth, reserved) = controller.depth(1023, true);
+            prop_assert!(depth >= 1 && depth <= controller.depth(1023, false).0);
+            prop_assert!(reserved || depth == 1);
             let mut namespace = *IdentifyNamespace::view(&namespace_bytes).unwrap();
             namespace.formats = [LbaFormat::new(exponent); 64];
             let limits = NvmController::view(&limit_bytes).unwrap();

@@ -60,7 +60,7 @@ pub use command::CommandData;
 pub use device::{Compressed, RemoteDevice};
 pub use discover::{DiscoveredSubsystem, discover};
 pub use error::HostError;
-pub use options::{HostOptions, IdentityVersion, RemoteTls};
+pub use options::{HostOptions, IdentityVersion, KeyReload, RemoteTls};
 pub use paths::MultipathDevice;
 pub use session::{AdminCompletion, RemoteSession};
 

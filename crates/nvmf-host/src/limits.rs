@@ -53,9 +53,19 @@ pub(crate) const DISCOVERY_ATTEMPTS: u32 = 8;
 /// Write size for zeroes on a target without Write Zeroes, in bytes: the shared zero buffer.
 pub(crate) const ZERO_BYTES: u32 = 64 << 10;
 
-/// Admin queue commands reserved from vendor specific use: keep alive, event request, and reading a
-/// changed namespace.
-pub(crate) const ADMIN_RESERVED_ENTRIES: u16 = 4;
+/// Admin queue commands reserved from vendor specific use: keep alive, event request, reading a
+/// changed namespace, authentication, and shutdown.
+pub(crate) const ADMIN_RESERVED_ENTRIES: u16 = 5;
+
+/// Time limit for the re-authentication of one queue. I/O continues meanwhile, and a target that
+/// others fail to authenticate at delays it by some seconds.
+pub(crate) const REAUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// First pause after a target that is too busy to re-authenticate this host.
+pub(crate) const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest such pause.
+pub(crate) const BUSY_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// First pause after all paths to a namespace have failed.
 pub(crate) const PATH_PAUSE: Duration = Duration::from_millis(2);

@@ -11,12 +11,13 @@ use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::limits::{IDENTIFY_BYTES, NAMESPACE_ID_ALL};
 use flagstone_nvme::log::LogId;
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{buf, spawn, time};
+use flagstone_runtime::{buf, random_u64, spawn, time};
 
 use super::HostError;
 use super::admission::CommandQueue;
+use super::authenticate::reauthenticate;
 use super::command::{CommandData, CommandOutcome};
-use super::connect::{AdminController, ConnectParams, IoQueues, ask};
+use super::connect::{AdminController, AssociationEnd, ConnectParams, IoQueues, ask};
 use super::durability::CacheInstance;
 use super::identify_data::{ControllerLimits, NamespaceShape};
 use super::queue::HostQueue;
@@ -39,6 +40,9 @@ impl ControllerLink {
         nsid: Option<u32>,
         admission: Rc<CommandQueue>,
     ) -> Result<ControllerLink, HostError> {
+        if let Some(reload) = &params.options.key_reload {
+            reload.run().await;
+        }
         let admin = Rc::new(AdminController::connect(params, admission).await?);
         // On the heap: it holds several structures of 4 KiB, and callers move this future.
         let link = Box::pin(ControllerLink::set_up(params, nsid, &admin)).await;
@@ -64,6 +68,12 @@ impl ControllerLink {
             tasks.push(spawn(keep_alive(admin.clone(), interval)).abort_on_drop());
         }
         let queues = admin.io_queues(params, &controller).await?;
+        let all = std::iter::once(&admin.queue).chain(&queues.0);
+        let again: Vec<_> = all.filter(|queue| queue.reauthenticates()).cloned().collect();
+        if !again.is_empty() {
+            let repeat = reauthenticate_all(again, params.clone(), admin.end.clone());
+            tasks.push(spawn(repeat).abort_on_drop());
+        }
         let instance = OnceCell::new();
         Ok(ControllerLink { shape, instance, admin: admin.clone(), queues, _tasks: tasks })
     }
@@ -120,6 +130,32 @@ async fn keep_alive(admin: Rc<AdminController>, interval: Duration) {
             Ok(Err(error)) => return admin.end.set(error),
             Err(elapsed) => return admin.end.set(elapsed.into()),
         }
+    }
+}
+
+/// Repeats the authentication of `queues` at intervals, one queue after the other. A failure ends
+/// the association.
+async fn reauthenticate_all(
+    queues: Vec<Rc<HostQueue>>,
+    params: ConnectParams,
+    end: Rc<AssociationEnd>,
+) {
+    let interval = params.options.reauthentication_interval;
+    loop {
+        // Up to an eighth earlier: many hosts may have connected at the same time.
+        time::sleep(interval - interval / 8_000 * (random_u64() % 1_000) as u32).await;
+        if let Some(reload) = &params.options.key_reload {
+            reload.run().await;
+        }
+        for queue in &queues {
+            match reauthenticate(queue, &params).await {
+                Ok(()) => {}
+                // The association has ended for another cause.
+                Err(HostError::Closed) => return end.set(HostError::Closed),
+                Err(error) => return end.set(HostError::Reauthentication(Box::new(error))),
+            }
+        }
+        tracing::debug!(address = %params.address, "authenticated again");
     }
 }
 

@@ -1,10 +1,12 @@
 //! Host options: identity, queues and timeouts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_auth::{KeyPair, TlsRing};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
+use flagstone_runtime::spawn_blocking;
 
 use super::HostError;
 use crate::limits::{END_MARGIN, END_TIMEOUT_MAX, QUEUE_DEPTH_MAX, QUEUES_MAX};
@@ -19,6 +21,11 @@ pub struct HostOptions {
     /// Keys between this host and the subsystem, for targets that require authentication. With a
     /// controller key, the target has to prove that it knows that key, unless they are optional.
     pub keys: Option<KeyPair>,
+    /// Interval at which each queue that has authenticated does so again, with the keys of then. A
+    /// failure ends the association. Zero disables it.
+    pub reauthentication_interval: Duration,
+    /// Reads the keys again, before each connection and each re-authentication.
+    pub key_reload: Option<KeyReload>,
     /// TLS with the target; `None` for none.
     pub tls: Option<RemoteTls>,
     /// Secure channel concatenation: authenticate with `keys` first, then connect all queues with
@@ -47,6 +54,40 @@ pub struct HostOptions {
     /// The target never loses completed writes, not even in a crash, although it reports a volatile
     /// write cache: a restart endangers nothing.
     pub target_is_durable: bool,
+}
+
+/// Reads the keys of a host again, and replaces those of its rings. Runs on a thread of its own, as
+/// it may block.
+#[derive(Clone)]
+pub struct KeyReload(Arc<dyn Fn() + Send + Sync>);
+
+impl KeyReload {
+    /// Calls `reload`, which reports its errors itself: the keys stay.
+    pub fn new(reload: impl Fn() + Send + Sync + 'static) -> KeyReload {
+        KeyReload(Arc::new(reload))
+    }
+
+    /// Runs to its end, whether or not the caller waits.
+    pub(super) async fn run(&self) {
+        let KeyReload(reload) = self.clone();
+        if let Err(error) = spawn_blocking("key-reload", move || reload()).await {
+            tracing::warn!("cannot read the keys again: {error}");
+        }
+    }
+}
+
+impl PartialEq for KeyReload {
+    fn eq(&self, other: &KeyReload) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for KeyReload {}
+
+impl std::fmt::Debug for KeyReload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("KeyReload")
+    }
 }
 
 /// TLS of a host.
@@ -126,6 +167,8 @@ impl Default for HostOptions {
             host_nqn: None,
             host_id: None,
             keys: None,
+            reauthentication_interval: Duration::from_secs(3600),
+            key_reload: None,
             tls: None,
             concatenate: false,
             nsid: None,

@@ -12,7 +12,7 @@ use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::pdu::{Encoder, Fatal, R2tHeader, Receiver, Rules, encode_term_req};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::wire::U16;
-use flagstone_nvme::{Cqe, Sqe};
+use flagstone_nvme::{Cqe, FabricsType, Sqe};
 use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::{Buf, spawn, spawn_detached, sync, time};
 
@@ -21,7 +21,7 @@ use super::admission::CommandQueue;
 use super::command::{CommandData, CommandOutcome, CommandSlots};
 use super::connect::AssociationEnd;
 use super::durability::CacheInstance;
-use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
+use flagstone_nvme::limits::{ADMIN_IN_CAPSULE_BYTES, TERM_REQ_MAX_BYTES};
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, Tx};
 
@@ -47,10 +47,12 @@ pub(super) struct HostQueue {
     tx: Tx,
     agreement: Agreement,
     pub(super) slots: RefCell<CommandSlots>,
-    /// Largest in-capsule data, in bytes.
+    /// Largest in-capsule data of I/O commands, in bytes.
     in_capsule_bytes: Cell<u32>,
     /// Instance whose volatile cache its writes fill; unset if there is none.
     instance: OnceCell<Arc<CacheInstance>>,
+    /// Its host has authenticated on it, and has to repeat that.
+    reauthenticates: Cell<bool>,
     /// Counts the checks for overdue commands.
     tick: Cell<u32>,
     /// Notified of each freed slot.
@@ -64,11 +66,11 @@ pub(super) struct HostQueue {
 }
 
 impl HostQueue {
-    /// Starts a queue of `depth` commands over `connection`, with its tasks. `end` receives the
-    /// cause when the connection breaks; the target may then take `timeout` to end its side.
+    /// Starts a queue with `slots` over `connection`, with its tasks. `end` receives the cause when
+    /// the connection breaks; the target may then take `timeout` to end its side.
     pub(super) fn start(
         connection: InitializedConnection,
-        depth: u16,
+        slots: CommandSlots,
         admission: Rc<CommandQueue>,
         end: Rc<AssociationEnd>,
         timeout: Duration,
@@ -79,9 +81,10 @@ impl HostQueue {
             tx: Tx::new(socket, Rc::new(sync::Notify::new())),
             stream,
             agreement,
-            slots: RefCell::new(CommandSlots::new(depth)),
-            in_capsule_bytes: Cell::new(flagstone_nvme::limits::ADMIN_IN_CAPSULE_BYTES),
+            slots: RefCell::new(slots),
+            in_capsule_bytes: Cell::new(ADMIN_IN_CAPSULE_BYTES),
             instance: OnceCell::new(),
+            reauthenticates: Cell::new(false),
             tick: Cell::new(0),
             admission,
             end,
@@ -142,7 +145,16 @@ impl HostQueue {
         &self.agreement.rules
     }
 
-    /// Sets the largest in-capsule data, in bytes.
+    /// Authentication has succeeded, and has to be repeated.
+    pub(super) fn set_reauthenticates(&self) {
+        self.reauthenticates.set(true);
+    }
+
+    pub(super) fn reauthenticates(&self) -> bool {
+        self.reauthenticates.get()
+    }
+
+    /// Sets the largest in-capsule data of I/O commands, in bytes.
     pub(super) fn set_in_capsule_bytes(&self, bytes: u32) {
         self.in_capsule_bytes.set(bytes);
     }
@@ -231,6 +243,18 @@ impl HostQueue {
         }
     }
 
+    /// Like [`HostQueue::run`], in the slot for authentication and without a timeout.
+    pub(super) async fn run_reserved(
+        self: &Rc<Self>,
+        command: &Sqe,
+        mut data: CommandData,
+    ) -> (CommandOutcome, CommandData) {
+        match self.send(command, &mut data, false, CommandSlots::insert_reserved) {
+            Some(ended) => ended.await,
+            None => (CommandOutcome::Lost, data),
+        }
+    }
+
     /// Sends a command. `data` stays in place if the queue is broken or all slots are in use.
     #[inline]
     pub(super) fn begin(
@@ -256,7 +280,11 @@ impl HostQueue {
         }
         let bytes = data.bytes();
         let payload = match data {
-            CommandData::Out(data) if bytes <= self.in_capsule_bytes.get() => Some(data.clone()),
+            CommandData::Out(data)
+                if bytes <= self.in_capsule_bytes.get() || is_fabrics(command) =>
+            {
+                Some(data.clone())
+            }
             _ => None,
         };
         let started = timed.then(|| self.tick.get());
@@ -317,6 +345,12 @@ impl HostQueue {
             self.admission.wake_one();
         }
     }
+}
+
+/// True for fabrics commands, whose data is always in the capsule (NVMe/TCP 3.3.2.1.2), of at most
+/// [`ADMIN_IN_CAPSULE_BYTES`] bytes on each queue.
+fn is_fabrics(command: &Sqe) -> bool {
+    command.opcode == FabricsType::OPCODE
 }
 
 /// Future of a started command's end. Dropping it leaves the slot to the completion.
