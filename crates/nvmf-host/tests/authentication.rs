@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Server, memory, on_cores, options};
+use common::{Server, any_port, memory, on_cores, options};
 use flagstone_auth::{Hash, KeyDemand, KeyPair, KeyRing, Secret};
 use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice};
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, TargetConfig};
 use flagstone_runtime::buf;
 
 fn locked() -> Nqn {
@@ -35,7 +35,11 @@ fn open_server() -> Server {
 }
 
 fn server_with(keys: BTreeMap<Nqn, KeyPair>) -> Server {
-    let server = Server::start(memory(1 << 20, 512));
+    server_of(TargetConfig::default(), keys)
+}
+
+fn server_of(config: TargetConfig, keys: BTreeMap<Nqn, KeyPair>) -> Server {
+    let server = Server::start_with(memory(1 << 20, 512), config, &any_port());
     let (nqn, serial) = (locked(), "2".to_owned());
     let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
     server.target.add_subsystem(subsystem).unwrap();
@@ -119,6 +123,15 @@ fn optional_keys_are_proven_to_those_who_have_them() {
             device.read(0, buf::alloc(512).await).await.unwrap();
             device.disconnect().await;
             assert_eq!(server.target.authentication_totals().succeeded, authenticated);
+        }
+        // Data of writes does not fit into a capsule, and that of authentication does.
+        let config = TargetConfig { in_capsule_bytes: 0, ..TargetConfig::default() };
+        for keys in [None, Some(optional()), Some(required())] {
+            let keys = keys.map(|keys| (host(), keys)).into_iter().collect();
+            let server = server_of(config.clone(), keys);
+            let device = connect(&server, Some(optional())).await.unwrap();
+            device.write(0, buf::zeroes(512), false).await.unwrap();
+            device.disconnect().await;
         }
         // A wrong key is a mistake, not a missing one.
         let server = server(optional());

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_nvme::command::admin::GetLogPage;
-use flagstone_nvme::command::fabrics::{ConnectCommand, PropertyCommand};
+use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectResult, PropertyCommand};
 use flagstone_nvme::command::io::BlockCommand;
 use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::feature::{FeatureId, NumberOfQueues};
@@ -81,6 +81,17 @@ type OnIo = Box<dyn Fn(&Io) -> Option<Vec<u8>>>;
 /// Current contents of the discovery log.
 type OnLog = Box<dyn Fn() -> Vec<u8>>;
 
+/// Answer to an authentication command.
+pub enum AuthenticationAnswer {
+    Status(Status),
+    /// The message that is fetched.
+    Message(Vec<u8>),
+    Silence,
+}
+
+/// Answer to an authentication command with its message.
+type OnAuthentication = Box<dyn Fn(FabricsType, &[u8]) -> AuthenticationAnswer>;
+
 /// Deviations from a conforming target.
 #[derive(Default)]
 pub struct Quirks {
@@ -90,6 +101,9 @@ pub struct Quirks {
     pub namespace: Change<IdentifyNamespace>,
     pub namespaces: Change<NamespaceList>,
     pub io: Option<OnIo>,
+    /// Connect asks for authentication.
+    pub requires_authentication: bool,
+    pub authentication: Option<OnAuthentication>,
     /// The discovery log.
     pub discovery: Option<OnLog>,
 }
@@ -283,7 +297,7 @@ impl Peer {
 
     fn command(&mut self, command: &Sqe, data: &[u8]) -> Vec<Vec<u8>> {
         if command.opcode == FabricsType::OPCODE {
-            return vec![self.fabrics(command)];
+            return vec![self.fabrics(command, data)];
         }
         if self.qid == 0 { self.admin(command) } else { self.io(command, data) }
     }
@@ -293,13 +307,34 @@ impl Peer {
         pdu(|out| self.encoder.capsule_resp(out, &cqe))
     }
 
-    fn fabrics(&mut self, command: &Sqe) -> Vec<u8> {
+    fn authentication(&self, command: &Sqe, message: &[u8]) -> Vec<u8> {
+        let io = self.as_io(command, 0);
+        let answer = self.state.quirks.authentication.as_ref().expect("no host needs it");
+        match answer(command.fabrics_type().unwrap(), message) {
+            AuthenticationAnswer::Status(status) => io.response(io.cid(), status),
+            AuthenticationAnswer::Silence => Vec::new(),
+            AuthenticationAnswer::Message(message) => {
+                let flags = DataFlags { last: true, success: false };
+                [io.data(io.cid(), 0, &message, flags), self.done(command, 0)].concat()
+            }
+        }
+    }
+
+    fn fabrics(&mut self, command: &Sqe, data: &[u8]) -> Vec<u8> {
         let state = self.state.clone();
         let property = PropertyCommand::of(command);
         match command.fabrics_type().unwrap() {
             FabricsType::CONNECT => {
                 self.qid = ConnectCommand::of(command).qid.get();
-                self.done(command, 1)
+                let result = ConnectResult {
+                    controller_id: 1,
+                    authentication_required: state.quirks.requires_authentication,
+                    secure_channel_required: false,
+                };
+                self.done(command, result.to_dw0().into())
+            }
+            FabricsType::AUTHENTICATION_SEND | FabricsType::AUTHENTICATION_RECEIVE => {
+                self.authentication(command, data)
             }
             FabricsType::PROPERTY_SET => {
                 state.configuration.set(Configuration(property.value.get() as u32));
