@@ -26,8 +26,13 @@ const LOOK: Duration = Duration::from_millis(20);
 /// # Errors
 /// [`Error::Served`] if it cannot be read, and the user's interruption.
 pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
-    let options =
-        OpenOptions { read_only: true, block_bytes: None, queues: None, queue_depth: None };
+    let options = OpenOptions {
+        read_only: true,
+        block_bytes: None,
+        queues: None,
+        queue_depth: None,
+        rereads_keys: true,
+    };
     let found = on("cannot look at what a served volume holds", name, &options, async |device| {
         has_data(&device, interrupt).await
     })?;
@@ -38,8 +43,13 @@ pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
 /// Description of the data that a served volume has, or of the reason why that is not known; `None`
 /// if it has none.
 pub fn data_of(name: &str) -> Option<String> {
-    let options =
-        OpenOptions { read_only: true, block_bytes: None, queues: None, queue_depth: None };
+    let options = OpenOptions {
+        read_only: true,
+        block_bytes: None,
+        queues: None,
+        queue_depth: None,
+        rereads_keys: true,
+    };
     let found = on("it cannot be looked into", name, &options, async |device| {
         find_data(&device).await.map(DataSearch::found)
     });
@@ -60,7 +70,13 @@ pub fn fill(
     // Blocks of 512 bytes only where the size requires them.
     let block_bytes = (!size_bytes.is_multiple_of(4096)).then_some(512);
     let queue_depth = Some(FILL_DEPTH);
-    let options = OpenOptions { read_only: false, block_bytes, queues: None, queue_depth };
+    let options = OpenOptions {
+        read_only: false,
+        block_bytes,
+        queues: None,
+        queue_depth,
+        rereads_keys: true,
+    };
     on("cannot fill a served volume", name, &options, async |device| {
         let fill = Rc::new(Fill::new(device.clone(), size_bytes));
         let writers: Vec<_> = (0..FILL_DEPTH)

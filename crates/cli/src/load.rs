@@ -100,6 +100,7 @@ async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
         block_bytes: block_bytes(args),
         queues: args.queues,
         queue_depth: Some(args.depth.clamp(1, QUEUE_DEPTH_MAX)),
+        rereads_keys: true,
     };
     let device = open_device(&args.target, &options).await;
     let device = device.map_err(Failure::failed)?;

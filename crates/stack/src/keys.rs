@@ -102,6 +102,14 @@ pub fn pair(host: &Path, controller: Option<&Path>) -> Result<KeyPair, KeyError>
     Ok(KeyPair { host: ring(host)?, controller, demand: KeyDemand::Required })
 }
 
+/// Reads a file of secrets or TLS keys again, for the ring of its path. If it cannot be used, the
+/// keys stay.
+pub(crate) fn read_ring_again<K>(path: &Path, ring: fn(&Path) -> Result<Ring<K>, KeyError>) {
+    if let Err(error) = ring(path) {
+        tracing::warn!("its keys stay in use: {error}");
+    }
+}
+
 /// Secrets that were read again, for the rings in use.
 #[derive(Debug)]
 pub struct ReadAgain {

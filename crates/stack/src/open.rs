@@ -50,6 +50,8 @@ pub struct OpenOptions {
     pub queues: Option<u16>,
     /// Commands in flight on each queue of a remote device.
     pub queue_depth: Option<u16>,
+    /// Read the key files of a remote device again before each use. A server reads them on reload.
+    pub rereads_keys: bool,
 }
 
 /// Opens one device.

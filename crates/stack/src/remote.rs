@@ -9,7 +9,7 @@ use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice, NegotiationError};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{FabricsType, Nqn, Status};
 use flagstone_nvmf_host::{
-    HostError, HostOptions, IdentityVersion, MultipathDevice, RemoteDevice, RemoteTls,
+    HostError, HostOptions, IdentityVersion, KeyReload, MultipathDevice, RemoteDevice, RemoteTls,
 };
 use flagstone_runtime::net::{self, Address};
 
@@ -140,6 +140,7 @@ pub(crate) async fn open_nvme(
         host_id: host_id(spec.host_nqn.as_deref()),
         keys: keys_of(spec)?,
         tls: tls_of(spec)?,
+        key_reload: options.rereads_keys.then(|| reload_of(spec)),
         nsid: spec.namespace_id,
         queues: spec.queues.or(options.queues).unwrap_or(default.queues),
         queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
@@ -170,6 +171,16 @@ fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, RemoteFailure> {
         }
         None => Ok(None),
     }
+}
+
+/// Reads all key files of a device again.
+fn reload_of(spec: &NvmeTcpSpec) -> KeyReload {
+    let secrets = [spec.key_file.clone(), spec.controller_key_file.clone()];
+    let tls = spec.tls_key_file.clone();
+    KeyReload::new(move || {
+        secrets.iter().flatten().for_each(|path| keys::read_ring_again(path, keys::ring));
+        tls.iter().for_each(|path| keys::read_ring_again(path, keys::tls_ring));
+    })
 }
 
 fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<RemoteTls>, RemoteFailure> {
