@@ -33,6 +33,10 @@ const CLOSE_NOTIFY: u8 = 0;
 const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD: u8 = 20;
 
+/// Messages in a row without data: peers update their keys after billions of records, and servers
+/// offer a few session tickets.
+const MESSAGES_MAX: u8 = 32;
+
 /// Alert that ends the stream in order.
 const CLOSURE: [u8; 2] = [1, CLOSE_NOTIFY];
 
@@ -70,6 +74,8 @@ pub(super) struct KernelRecords {
     secret: RefCell<ReceiveSecret>,
     receiving: Cell<Receiving>,
     sending: Cell<Sending>,
+    /// Messages since the last data.
+    messages: Cell<u8>,
     /// Alert at the end of the stream: its level and description.
     alert: Cell<[u8; 2]>,
 }
@@ -100,6 +106,7 @@ impl KernelRecords {
             secret: RefCell::new(secret),
             receiving: Cell::new(Receiving::Open),
             sending: Cell::new(Sending::Open),
+            messages: Cell::new(0),
             alert: Cell::new(CLOSURE),
         }
     }
@@ -164,10 +171,14 @@ impl KernelRecords {
             },
             Ok(count) => {
                 self.receiving.set(Receiving::Open);
+                self.messages.set(0);
                 return Some(Ok(count));
             }
             Err(error) => match error.raw_os_error() {
                 Some(libc::EINTR) => Received::Nothing,
+                Some(libc::EIO) if !self.admits_message() => {
+                    refused(UNEXPECTED_MESSAGE, "too many messages without data")
+                }
                 Some(libc::EIO) => self.receive_message(stream),
                 _ => refused_record(error),
             },
@@ -191,6 +202,13 @@ impl KernelRecords {
                 Some(Err(error))
             }
         }
+    }
+
+    /// Counts a message. False if there were too many since the last data: each KeyUpdate costs a
+    /// derivation and a system call, and a receive would not end.
+    fn admits_message(&self) -> bool {
+        self.messages.set(self.messages.get().saturating_add(1));
+        self.messages.get() <= MESSAGES_MAX
     }
 
     /// Takes a record out that is not data.
@@ -387,6 +405,19 @@ mod tests {
         ];
         for (what, side, kind, content, wanted) in cases {
             assert_eq!(text(classify(side, kind, content)), wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn messages_without_data_are_bounded() {
+        let secret = Zeroizing::new(vec![0; 32]);
+        let secret = ReceiveSecret { suite: Suite::Aes128GcmSha256, secret };
+        let records = KernelRecords::new(Side::Server, secret);
+        for _ in 0..MESSAGES_MAX {
+            assert!(records.admits_message());
+        }
+        for _ in 0..300 {
+            assert!(!records.admits_message());
         }
     }
 
