@@ -68,7 +68,7 @@ impl ConnectParams {
     }
 
     /// True if the target has to prove that it knows a key. Discovery services have none.
-    fn expects_proof(&self) -> bool {
+    pub(super) fn expects_proof(&self) -> bool {
         let keys = self.options.keys.as_ref();
         !self.subnqn.is_discovery() && keys.is_some_and(|keys| keys.controller.is_some())
     }

@@ -15,7 +15,7 @@ use flagstone_runtime::{buf, random_u64, spawn, time};
 
 use super::HostError;
 use super::admission::CommandQueue;
-use super::authenticate::reauthenticate;
+use super::authenticate::{means_no_key, reauthenticate};
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, AssociationEnd, ConnectParams, IoQueues, ask};
 use super::durability::CacheInstance;
@@ -152,6 +152,14 @@ async fn reauthenticate_all(
                 Ok(()) => {}
                 // The association has ended for another cause.
                 Err(HostError::Closed) => return end.set(HostError::Closed),
+                // The connection is as good as without an interval.
+                Err(HostError::FabricsRefused { status, .. })
+                    if means_no_key(status) && !params.expects_proof() =>
+                {
+                    let address = &params.address;
+                    tracing::warn!(%address, "the target repeats no authentication: {status}");
+                    return;
+                }
                 Err(error) => return end.set(HostError::Reauthentication(Box::new(error))),
             }
         }

@@ -94,7 +94,7 @@ fn fake(step: usize, deviation: Deviation) -> Fake {
 async fn refusal(fake: &Fake, demand: KeyDemand) -> HostError {
     let begun = time::now();
     let connected = RemoteDevice::connect(fake.address.clone(), &subnqn(), with_keys(demand)).await;
-    let error = connected.err().expect("the target has not proven itself");
+    let error = connected.expect_err("the target has not proven itself");
     assert!(begun.elapsed() <= CONNECT_TIMEOUT + Duration::from_millis(1), "{error}");
     error
 }

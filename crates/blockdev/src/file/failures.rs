@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_failure_per_period_is_logged_with_the_count_of_the_others() {
+    fn one_failure_per_period_is_logged() {
         let mut limit = LogLimit::default();
         let start = flagstone_runtime::block_on(async { time::now() }).unwrap();
         let end = start + FAILURE_LOG_PERIOD;
