@@ -122,8 +122,6 @@ impl HostError {
         match self {
             HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
             HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
-            // Namespaces come and go: its device may not be open yet.
-            HostError::NoNamespace => true,
             HostError::Reauthentication(cause) => cause.may_pass(),
             // A target that has restarted meanwhile does not know the PSK any more.
             HostError::GeneratedPsk(TlsFailure::Alert(HANDSHAKE_FAILURE | UNKNOWN_PSK)) => true,
@@ -191,7 +189,6 @@ mod tests {
             connect(io::ErrorKind::HostUnreachable),
             HostError::Closed,
             HostError::TimedOut,
-            HostError::NoNamespace,
             HostError::GeneratedPsk(TlsFailure::Alert(40)),
             refused(Status::CONNECT_CONTROLLER_BUSY),
             HostError::Refused { what: "Identify", status: Status::NAMESPACE_NOT_READY },
@@ -209,6 +206,7 @@ mod tests {
             HostError::NoProof,
             HostError::GeneratedPsk(TlsFailure::Alert(51)),
             HostError::GeneratedPsk(TlsFailure::Protocol("no suite".to_owned())),
+            HostError::NoNamespace,
             HostError::SeveralNamespaces,
             HostError::Changed("its size"),
         ] {
