@@ -47,7 +47,8 @@ pub(super) async fn reauthenticate(
         let exchange = authenticate(queue, params, Concatenation::None);
         match time::timeout(REAUTHENTICATION_TIMEOUT, exchange).await? {
             Err(HostError::FabricsRefused { status, .. })
-                if status == Status::COMMAND_INTERRUPTED
+                if status.code() == Status::COMMAND_INTERRUPTED
+                    && !status.is_dnr()
                     && begun.elapsed() < params.options.reauthentication_interval => {}
             ended => return ended.map(drop),
         }

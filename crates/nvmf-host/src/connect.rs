@@ -26,7 +26,7 @@ use flagstone_nvme::property::{
     shutdown_status,
 };
 use flagstone_nvme::wire::Wire;
-use flagstone_nvme::{Cqe, Nqn, Sqe};
+use flagstone_nvme::{Cqe, Nqn, Sqe, Status};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{BufMut, buf, random_u64, sync, time};
 
@@ -72,6 +72,12 @@ impl ConnectParams {
         let keys = self.options.keys.as_ref();
         !self.subnqn.is_discovery() && keys.is_some_and(|keys| keys.controller.is_some())
     }
+}
+
+/// True if the target does not know what it was asked, so that it never had another answer.
+fn is_unknown(error: &HostError) -> bool {
+    let HostError::Refused { status, .. } = error else { return false };
+    [Status::INVALID_FIELD, Status::INVALID_OPCODE].contains(&status.code())
 }
 
 /// Random UUID, version 4.
@@ -284,12 +290,13 @@ async fn connect_queue(
         return Err(HostError::Unsupported("a secure channel"));
     }
     let mut psk = None;
-    // A generated PSK is the proof of all queues, and the admin queue repeats it for all.
-    let mut authenticated = new.qid == 0 && generated.is_some();
+    // A generated PSK is the proof of all queues. It is not repeated: some targets, as Linux's of
+    // today, cannot authenticate over TLS.
+    let mut authenticated = false;
     let mut is_proven = new.is_proven;
     if result.authentication_required || result.secure_channel_required {
         psk = authenticate(&queue, params, concatenation).await?;
-        authenticated = true;
+        authenticated = concatenation == Concatenation::None && generated.is_none();
     } else if concatenation != Concatenation::None {
         return Err(HostError::NoConcatenation);
     } else if params.expects_proof() && generated.is_none() && new.is_proven {
@@ -457,7 +464,7 @@ impl AdminController {
                 NamespaceDescriptor::Uuid(uuid) => Some(uuid),
                 _ => None,
             })),
-            Err(HostError::Refused { .. }) => Ok(None),
+            Err(error) if is_unknown(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -472,7 +479,7 @@ impl AdminController {
         match self.identify_bytes(what, Cns::INDEPENDENT_NAMESPACE, nsid).await {
             Ok(data) => Ok(IndependentNamespace::view(&data)
                 .is_some_and(|namespace| namespace.features & NO_VOLATILE_CACHE != 0)),
-            Err(HostError::Refused { .. }) => Ok(false),
+            Err(error) if is_unknown(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }

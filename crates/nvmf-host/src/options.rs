@@ -22,7 +22,7 @@ pub struct HostOptions {
     /// controller key, the target has to prove that it knows that key, unless they are optional.
     pub keys: Option<KeyPair>,
     /// Interval at which each queue that has authenticated does so again, with the keys of then. A
-    /// failure ends the association. Zero disables it.
+    /// failure ends the association. Zero disables it. Not after secure concatenation.
     pub reauthentication_interval: Duration,
     /// Reads the keys again, before each connection and each re-authentication.
     pub key_reload: Option<KeyReload>,

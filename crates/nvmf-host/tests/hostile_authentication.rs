@@ -226,7 +226,8 @@ fn stalled_or_postponed_repetition_ends_the_association() {
                 if begun.get() > 2 && stalls {
                     return AuthenticationAnswer::Silence;
                 } else if begun.get() > 2 {
-                    return AuthenticationAnswer::Status(Status::COMMAND_INTERRUPTED);
+                    // As Flagstone's target says it.
+                    return AuthenticationAnswer::Status(Status::COMMAND_INTERRUPTED.more());
                 }
                 exchange.borrow_mut().send(message);
                 AuthenticationAnswer::Status(Status::SUCCESS)

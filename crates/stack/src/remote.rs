@@ -13,7 +13,7 @@ use flagstone_nvmf_host::{
 };
 use flagstone_runtime::net::{self, Address};
 
-use crate::host_identity::host_id;
+use crate::host_identity::{HostScope, host_id};
 use crate::keys;
 use crate::open::OpenOptions;
 use crate::tls_files;
@@ -135,9 +135,13 @@ pub(crate) async fn open_nvme(
 ) -> Result<SharedDevice, RemoteFailure> {
     let nqn = |text: &str| Nqn::new(text).map_err(|error| format!("{text}: {error}"));
     let default = HostOptions::default();
+    let scope = match &spec.host_nqn {
+        Some(nqn) => HostScope::Named(nqn),
+        None => HostScope::Namespace { subsystem: &spec.subsystem_nqn, nsid: spec.namespace_id },
+    };
     let host = HostOptions {
         host_nqn: spec.host_nqn.as_deref().map(nqn).transpose()?,
-        host_id: host_id(spec.host_nqn.as_deref()),
+        host_id: host_id(&scope),
         keys: keys_of(spec)?,
         tls: tls_of(spec)?,
         key_reload: options.rereads_keys.then(|| reload_of(spec)),
