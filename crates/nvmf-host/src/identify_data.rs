@@ -216,8 +216,8 @@ impl ControllerLimits {
     /// Most blocks of one Write Zeroes: WZSL is in units of MDTS.
     fn zero_blocks(&self, exponent: u8, block_shift: u32) -> u32 {
         if exponent == 0 {
-            // No limit is reported. A disk may have to write the zeroes, for which the time limit of
-            // a command is meant as for the longest write.
+            // No limit is reported. A disk may have to write the zeroes within the time limit of a
+            // command, which is meant for the longest write.
             return (self.transfer_bytes >> block_shift).clamp(1, IO_BLOCKS);
         }
         // Pages are at least 4 KiB and blocks at most 64 KiB: a smaller limit is one block.

@@ -115,7 +115,7 @@ fn authentication_is_repeated_while_io_continues() {
 }
 
 #[test]
-fn hosts_without_an_interval_or_keys_authenticate_once_at_most() {
+fn hosts_without_interval_or_keys_repeat_nothing() {
     in_simulation(2, async || {
         let server = server(KeyPair::shared(&ring(1)), 8192);
         let off = HostOptions {
