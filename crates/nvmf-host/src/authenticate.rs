@@ -1,5 +1,5 @@
-//! Authentication of a queue (Base 8.3.5), with DH-HMAC-CHAP: after Connect, bounded by the caller's
-//! timeout, and again at intervals, while I/O continues.
+//! Authentication of a queue (Base 8.3.5), with DH-HMAC-CHAP: after Connect, bounded by the
+//! caller's timeout, and again at intervals, while I/O continues.
 //!
 //! The group operations run off this core.
 
@@ -134,8 +134,8 @@ pub(super) async fn authenticate_unasked(
 }
 
 /// True for the answers to AUTH_Negotiate of a target without a key of this host: Command Sequence
-/// Error, as the queue has nothing to authenticate, or Invalid Command Opcode from one that knows no
-/// authentication.
+/// Error, as the queue has nothing to authenticate, or Invalid Command Opcode from one that knows
+/// no authentication.
 pub(super) fn means_no_key(status: Status) -> bool {
     let known = [Status::COMMAND_SEQUENCE_ERROR, Status::INVALID_OPCODE];
     status.is_dnr() && known.contains(&status.code())

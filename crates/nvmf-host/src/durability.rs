@@ -127,8 +127,8 @@ impl Durability {
     pub(super) fn leave(&self, instance: &Arc<CacheInstance>) {
         if instance.id.is_none() {
             let mut instances = self.instances.lock();
-            // The target may have crashed: the other links, whose writes are lost then, too, may not
-            // know yet.
+            // The target may have crashed: the other links, whose writes are lost then, too, may
+            // not know yet.
             instances.live.retain(|known| !Arc::ptr_eq(known, instance));
             let endangers = instances.live.iter().any(|one| one.has_unflushed());
             drop(instances);

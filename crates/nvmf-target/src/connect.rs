@@ -56,8 +56,8 @@ impl ConnectRefusal {
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
         ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
 
-    /// The controller of an I/O queue does not exist, mostly because it has just ended, and its host
-    /// does not know yet: without Do Not Retry, after which hosts give the whole subsystem up.
+    /// The controller of an I/O queue does not exist, mostly because it has just ended, and its
+    /// host does not know yet: without Do Not Retry, after which hosts give the whole subsystem up.
     pub(crate) fn controller_gone() -> ConnectRefusal {
         let status = Status::CONNECT_INVALID_PARAMETERS;
         ConnectRefusal { status, ..ConnectField::ControllerId.into() }

@@ -423,11 +423,10 @@ impl Controller {
 
     /// Adds a queue.
     ///
-    /// # Errors
-    /// [`ConnectRefusal::QUEUE_IN_USE`]; [`ConnectRefusal::controller_gone`]; Command Sequence Error
-    /// when an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an
-    /// I/O queue without the TLS that its controller needs; [`FailureReason::PskEnded`];
-    /// [`FailureReason::Withdrawn`].
+    /// # Errors [`ConnectRefusal::QUEUE_IN_USE`]; [`ConnectRefusal::controller_gone`]; Command
+    /// Sequence Error when an I/O queue is added before the controller is ready;
+    /// [`FailureReason::NoTls`] for an I/O queue without the TLS that its controller needs;
+    /// [`FailureReason::PskEnded`]; [`FailureReason::Withdrawn`].
     pub(super) fn attach(
         &self,
         queue: Arc<ControllerQueue>,

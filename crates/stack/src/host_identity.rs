@@ -1,8 +1,8 @@
 //! Host identity: the identifier by which NVMe targets recognize this machine.
 //!
 //! It is the same after a restart. A target may still execute a write of the earlier process; it
-//! lets the host go on when that has ended, lest the write undo a later one, and recognizes the host
-//! by its identifier.
+//! lets the host go on when that has ended, lest the write undo a later one, and recognizes the
+//! host by its identifier.
 
 use sha2::{Digest, Sha256};
 
