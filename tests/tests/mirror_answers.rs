@@ -184,6 +184,8 @@ fn orders_say_what_happens_to_the_hosts() {
     // A failover in a pause does not serve beside the source, and does not say that it does.
     nodes.done(0, "mirror pause db");
     nodes.write(0, 8);
+    let said = nodes.refused(1, "mirror continue db");
+    said.contains("node-b is not the source of `db`: repeat the command on the source, node-a");
     let said = nodes.refused(1, "mirror failover db");
     said.contains("node-a serves db and responds");
     nodes.done(1, "mirror status db").contains("node-b is the target");
@@ -191,7 +193,8 @@ fn orders_say_what_happens_to_the_hosts() {
     let asked = nodes.refused(1, "mirror failover db --force");
     asked.contains("since node-b was last in sync,");
     asked.contains("ago");
-    asked.contains("confirm with `flagstone mirror failover db --yes`");
+    asked.contains("would be done: ");
+    asked.contains("to confirm, repeat this command with --yes");
     nodes.done(0, "mirror continue db");
     nodes.wait_for(0, "db: mirroring");
 

@@ -4,14 +4,14 @@ use std::io::{self, IsTerminal as _};
 
 use crate::output::complain;
 
-/// Asks a person to confirm the data loss. Without a terminal the answer is no. `command` is what
-/// to run with `--yes`.
-pub(crate) fn is_agreed(command: &str, outcome: &str, data_loss: &str) -> bool {
-    complain(&format!("{outcome}\ndata loss: {data_loss}\n"));
+/// Asks a person to confirm the data loss. Without a terminal the answer is no.
+pub(crate) fn is_agreed(outcome: &str, data_loss: &str) -> bool {
+    complain(&format!("would be done: {outcome}\ndata loss: {data_loss}\n"));
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-        complain(&format!(
-            "flagstone: error: nothing was done: confirm with `flagstone {command} --yes`\n"
-        ));
+        // No command is printed that could be pasted: it would be of another server or pool.
+        complain(
+            "flagstone: error: nothing was done: to confirm, repeat this command with --yes\n",
+        );
         return false;
     }
     complain("continue? Type yes: ");

@@ -140,11 +140,7 @@ async fn act(request: &ActionRequest) -> Result<Exit, Failure> {
     if request.asks_first && !request.dry_run {
         let (_, answer) = send(request, true)?;
         if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.changed)
-            && !is_agreed(
-                &format!("mirror {} {}", request.action, request.volume),
-                &answer.outcome,
-                data_loss,
-            )
+            && !is_agreed(&answer.outcome, data_loss)
         {
             return Ok(Exit::Usage);
         }

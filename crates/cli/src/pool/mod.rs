@@ -227,9 +227,8 @@ fn act(order: PoolRequest) -> Result<Exit, Failure> {
     let mut order = order;
     if order.asks_first && !order.args.dry_run {
         let (_, answer) = send(&order, true)?;
-        let command = format!("{} {} {}", order.kind, order.action, order.name);
         if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.changed)
-            && !is_agreed(&command, &answer.outcome, data_loss)
+            && !is_agreed(&answer.outcome, data_loss)
         {
             return Ok(Exit::Usage);
         }
