@@ -188,6 +188,10 @@ fn set_desired_state(
     let order = OperatorOrder::SetDesired(leg, state);
     let decided = (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
     if decided.1.is_empty() {
+        // Only the source knows whether it has paused or broken the mirror.
+        if now.replica.as_ref().is_some_and(|replica| replica.role != ReplicaRole::Source) {
+            return Err(not_the_source(now));
+        }
         return Ok(ActionPreview::unchanged(match state {
             DesiredState::Connected => {
                 format!("the mirror with {name} is neither paused nor broken: it is {}", peer.state)
