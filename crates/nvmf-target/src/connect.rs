@@ -248,6 +248,11 @@ fn admin_controller(
         controller.destroy("host no longer allowed");
         return Err(not_allowed());
     }
+    // So may the subsystem have been suspended, by someone who then found no host attached.
+    if subsystem.is_suspended() {
+        controller.destroy("the subsystem admits no hosts for now");
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
     controller.log_event(format_args!("controller created, keep alive {keep_alive_ms} ms"));
     Ok(controller)
 }
