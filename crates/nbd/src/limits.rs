@@ -83,6 +83,13 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// rate at which a client that connects again at once does so in vain.
 pub const LOST_CONNECTION_MIN: Duration = Duration::from_secs(1);
 
+/// Answers of a device that contradict the calls that could not reach it, after which such calls
+/// fail with an error reply.
+pub(crate) const CONTRADICTIONS: u32 = 3;
+
+/// How long they are remembered.
+pub(crate) const CONTRADICTIONS_KEPT: Duration = Duration::from_secs(3600);
+
 /// Time limit for the question whether the device of an export can be reached, which a negotiation
 /// waits for up to twice. Clients allow 5 s for all of it ([`CONNECT_TIMEOUT`]).
 pub const REACH_TIMEOUT: Duration = Duration::from_secs(1);

@@ -47,9 +47,15 @@ pub(crate) struct Unreachable;
 type Answer = Result<ReplyBody, Unreachable>;
 
 /// Answer of a failed call; `errno` is its error value.
-fn failed(error: IoError, errno: impl FnOnce(IoError) -> Errno) -> Answer {
+fn failed(
+    connection: &NbdConnection,
+    error: IoError,
+    errno: impl FnOnce(IoError) -> Errno,
+) -> Answer {
     match error {
-        IoError::Unreachable => Err(Unreachable),
+        IoError::Unreachable if connection.session.export.reach.ends_connections() => {
+            Err(Unreachable)
+        }
         error => Ok(ReplyBody::Failed(errno(error))),
     }
 }
@@ -108,7 +114,7 @@ impl AdmittedRequest {
     fn changed(self, connection: &NbdConnection, result: Result<(), IoError>) {
         let answer = match result {
             Ok(()) => Ok(ReplyBody::Done),
-            Err(error) => failed(error, Errno::of_change),
+            Err(error) => failed(connection, error, Errno::of_change),
         };
         self.answer(connection, answer);
     }
@@ -116,7 +122,7 @@ impl AdmittedRequest {
     fn read(self, connection: &NbdConnection, offset: u64, result: Result<BufMut, IoError>) {
         let answer = match result {
             Ok(data) => Ok(ReplyBody::Data { offset, data: data.freeze(), last: true }),
-            Err(error) => failed(error, Errno::of_read),
+            Err(error) => failed(connection, error, Errno::of_read),
         };
         self.answer(connection, answer);
     }
@@ -209,7 +215,7 @@ pub(crate) async fn read_in_order(
             Ok(data) => connection.simple_part(cookie, is_first, data.freeze()),
             Err(error) if is_first => {
                 let job = AdmittedRequest { cookie, budget: part, whole: None };
-                job.answer(connection, failed(error, Errno::of_read));
+                job.answer(connection, failed(connection, error, Errno::of_read));
                 return Ok(());
             }
             Err(error @ IoError::Unreachable) => {
@@ -255,7 +261,7 @@ fn status(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len
                 payload.truncate(bytes);
                 Ok(ReplyBody::Status(payload.freeze()))
             }
-            Err(error) => failed(error, Errno::of_read),
+            Err(error) => failed(&connection, error, Errno::of_read),
         };
         job.answer(&connection, answer);
     });
