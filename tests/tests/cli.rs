@@ -247,7 +247,7 @@ fn configuration_file_is_checked_and_served() {
     let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
     let server = Server::start_with(&["extra=memory:8MiB"], &listeners, &[file]);
     for (target, blocks) in [
-        (server.nvme_uri("both"), 512),
+        (format!("{}?nsid=1", server.nvme_uri("both")), 512),
         (server.nbd_uri("db"), 512),
         (server.nvme_uri("extra"), 4096),
         (server.nbd_uri("extra"), 4096),
@@ -257,6 +257,9 @@ fn configuration_file_is_checked_and_served() {
         assert_eq!(results["device"]["size_bytes"], SIZE_BYTES, "{target}: {results:#}");
         assert_eq!(results["device"]["block_bytes"], blocks, "{target}: {results:#}");
     }
+    // Which of two namespaces is meant has to be said.
+    let ended = Load::start(&server.nvme_uri("both"), "--rw randread --ios 1").wait();
+    assert!(ended.log.contains("several namespaces: add nsid=N"), "{}", ended.log);
     // A read-only volume.
     let target = server.nbd_uri("scratch");
     Load::start(&target, "--rw randread --ios 100").wait().assert_complete();

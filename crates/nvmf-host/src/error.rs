@@ -99,7 +99,7 @@ pub enum HostError {
     NoNamespace,
     /// The subsystem has several namespaces, and none was named.
     #[error(
-        "the subsystem has several namespaces; name one with nsid, as `flagstone serve` prints them"
+        "the subsystem has several namespaces: add nsid=N; `flagstone serve` prints the numbers"
     )]
     SeveralNamespaces,
     /// The namespace differs from the one first connected, or lost capabilities.
