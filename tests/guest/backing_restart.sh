@@ -1,6 +1,6 @@
 # Restart of the server before the server that stores its volume: the host waits and keeps the
-# volume. Then a subsystem with a local volume and one of the backing server: that one leaves and
-# comes while the other is in use. Needs ADDRESS, PORT, NQN, SHARED (the NQN of the subsystem), and
+# volume. Then a subsystem with a local volume and one of the backing server: its device leaves and
+# comes while the other is in use, and the host keeps its disk. Needs ADDRESS, PORT, NQN, SHARED (the NQN of the subsystem), and
 # volume.sh. Overwrites the data.
 
 connect() {
@@ -56,10 +56,6 @@ has() {
     test -b "/dev/$(shared "$1")"
 }
 
-has_lost() {
-    refused shared "$1"
-}
-
 connect_shared() {
     NQN=$SHARED
     attach
@@ -73,10 +69,12 @@ rescans() {
     dmesg | grep -c 'rescanning namespaces' || true
 }
 
-# The server returns without the second volume, and announces it later, by an event.
+# The server returns without the device of the second volume, and announces it later, by an event.
+# Until then the disk stays, and its I/O waits.
 come_and_go() {
     NQN=$SHARED
     controller=$(controller)
+    second=$(shared 2)
     fio --name=sibling --filename="/dev/$(shared 1)" --ioengine=libaio --direct=1 --verify=crc32c \
         --verify_fatal=1 --verify_state_save=0 --thread --rw=randwrite --bs=16k --size=32m \
         --iodepth=8 --rate_iops=150 &
@@ -85,17 +83,20 @@ come_and_go() {
     before=$(reconnects)
     ask lose
     eventually has_reconnected "$before"
-    eventually has_lost 2
+    dd if="/dev/$second" of=/tmp/back bs=64k count=16 iflag=direct &
+    reader=$!
+    eventually has_written 400
+    [ "$(shared 2)" = "$second" ]
     kill -0 $load
+    kill -0 $reader
     events=$(rescans)
     ask return
-    eventually has 2
+    wait $reader
+    cmp /tmp/data /tmp/back
     [ "$(rescans)" -gt "$events" ]
+    [ "$(shared 2)" = "$second" ]
     [ "$(reconnects)" -eq $((before + 1)) ]
     [ "$(controller)" = "$controller" ]
-    kill -0 $load
-    dd if="/dev/$(shared 2)" of=/tmp/back bs=64k count=16 iflag=direct
-    cmp /tmp/data /tmp/back
     wait $load
 }
 

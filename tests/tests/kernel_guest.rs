@@ -190,8 +190,8 @@ fn nvme_cli_key(directory: &Path, name: &str) -> String {
 }
 
 /// A server that starts before its backing server keeps the host waiting. The host loses neither
-/// the device nor a write. In a shared subsystem, a volume of the backing server leaves and comes
-/// beside one that is in use.
+/// the device nor a write. In a shared subsystem, it keeps the disk of a volume whose device leaves
+/// and comes beside one that is in use.
 #[test]
 fn linux_host_keeps_a_late_volume() {
     let image = match Image::build() {
