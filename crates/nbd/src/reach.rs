@@ -5,9 +5,9 @@
 //! a client that was admitted would lose its connection again and again. One read at a time asks,
 //! however many clients negotiate.
 //!
-//! A device may be unreachable in part, so that the question is answered and calls still fail. Their
-//! clients would reconnect and send them again for good: after [`CONTRADICTIONS`] such answers, the
-//! calls fail with an error reply.
+//! A device may be unreachable in part, so that the question is answered and calls still fail.
+//! Their clients would reconnect and send them again for good: after [`CONTRADICTIONS`] such
+//! answers, the calls fail with an error reply.
 
 use std::sync::Arc;
 use std::time::Duration;
