@@ -21,19 +21,21 @@ const FILL_BLOCK_BYTES: u64 = 1 << 20;
 const FILL_DEPTH: u16 = 8;
 const LOOK: Duration = Duration::from_millis(20);
 
+/// How a volume is opened whose data is only looked at.
+const TO_LOOK: OpenOptions = OpenOptions {
+    read_only: true,
+    block_bytes: None,
+    queues: None,
+    queue_depth: None,
+    rereads_keys: true,
+};
+
 /// Whether all samples have data.
 ///
 /// # Errors
 /// [`Error::Served`] if it cannot be read, and the user's interruption.
 pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
-    let options = OpenOptions {
-        read_only: true,
-        block_bytes: None,
-        queues: None,
-        queue_depth: None,
-        rereads_keys: true,
-    };
-    let found = on("cannot look at what a served volume holds", name, &options, async |device| {
+    let found = on("cannot look at what a served volume holds", name, &TO_LOOK, async |device| {
         has_data(&device, interrupt).await
     })?;
     interrupt.check()?;
@@ -43,14 +45,7 @@ pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
 /// Description of the data that a served volume has, or of the reason why that is not known; `None`
 /// if it has none.
 pub fn data_of(name: &str) -> Option<String> {
-    let options = OpenOptions {
-        read_only: true,
-        block_bytes: None,
-        queues: None,
-        queue_depth: None,
-        rereads_keys: true,
-    };
-    let found = on("it cannot be looked into", name, &options, async |device| {
+    let found = on("it cannot be looked into", name, &TO_LOOK, async |device| {
         find_data(&device).await.map(DataSearch::found)
     });
     found.unwrap_or_else(|error| Some(error.to_string()))

@@ -34,7 +34,7 @@ pub(super) struct ControllerLink {
 }
 
 impl ControllerLink {
-    /// Connects to namespace `nsid`, or to the first one, bounded by the caller's timeout.
+    /// Connects to namespace `nsid`, or to the only one, bounded by the caller's timeout.
     pub(super) async fn connect(
         params: &ConnectParams,
         nsid: Option<u32>,

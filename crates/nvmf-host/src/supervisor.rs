@@ -97,7 +97,7 @@ impl Supervisor {
                     self.pauses = Some(Backoff::new(min, max.max(min)));
                 }
             }
-            // The first namespace may be another one by now: after a restart, the target serves
+            // The only namespace may be another one by now: after a restart, a target may serve
             // the namespaces whose devices are already open.
             let nsid = Some(self.shape.nsid);
             let attempt = ControllerLink::connect(&self.params, nsid, self.admission.clone());

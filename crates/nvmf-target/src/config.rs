@@ -157,7 +157,7 @@ impl TargetConfig {
             (
                 ana_log_bytes(ANA_GROUPS, self.max_namespaces) <= u64::from(self.mdts_bytes),
                 "max_namespaces",
-                "small enough that 48 bytes plus 4 for each fit mdts_bytes",
+                "small enough that 80 bytes plus 4 for each fit mdts_bytes",
             ),
             (is_text(&self.model, 40), "model", "1 to 40 printable ASCII characters"),
             (is_text(&self.firmware, 8), "firmware", "1 to 8 printable ASCII characters"),
