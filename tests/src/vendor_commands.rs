@@ -211,9 +211,9 @@ fn uuid(bytes: &[u8]) -> String {
     parts.join("-")
 }
 
-/// Checks that the nvme-cli commands printed in `docs/nvme-vendor-commands.md` are exactly those
-/// after the word `example` in `tests/guest/replica.sh`, and include every command of the
-/// document's headings.
+/// Checks that `tests/guest/replica.sh` sends every command of the headings in
+/// `docs/nvme-vendor-commands.md`, after the word `example`, and every nvme-cli command that the
+/// document prints.
 ///
 /// # Panics
 ///
@@ -227,13 +227,9 @@ pub fn assert_examples_are_run() {
     let document = read("docs/nvme-vendor-commands.md");
     let printed = printed(&document);
     let run = examples(&read("tests/guest/replica.sh"));
-    let is_run = |line: &str| run.iter().any(|example| begins(example, line));
     for line in &printed {
-        assert!(is_run(line), "no scenario runs the documented command: {line}");
-    }
-    for line in &run {
-        let is_printed = printed.iter().any(|example| begins(line, example));
-        assert!(is_printed, "the document does not have: {line}");
+        let is_run = run.iter().any(|example| begins(example, line));
+        assert!(is_run, "no scenario runs the documented command: {line}");
     }
     let opcodes: Vec<String> = document
         .lines()
@@ -242,7 +238,7 @@ pub fn assert_examples_are_run() {
         .collect();
     assert_eq!(opcodes.len(), 20, "the headings of commands: {opcodes:?}");
     for opcode in opcodes {
-        assert!(printed.iter().any(|line| line.contains(&opcode)), "no example of {opcode}");
+        assert!(run.iter().any(|line| line.contains(&opcode)), "no scenario runs {opcode}");
     }
 }
 
