@@ -138,7 +138,7 @@ async fn open(separate: bool) -> Option<u64> {
         return Some(size_bytes);
     }
     let again = Replica::open(data.clone(), log).await.expect("it was closed cleanly");
-    assert_eq!(again.log_lost(), None, "its log is the one that was closed");
+    assert_eq!(again.log_lost(), None, "its log is the closed one");
     assert_eq!(check(&again, data.geometry().size_bytes), size_bytes);
     let left = again.superblock();
     assert!(!left.flags.in_use && again.word(0) & 1 == 1);

@@ -191,7 +191,7 @@ fn nvme_cli_key(directory: &Path, name: &str) -> String {
 
 /// A server that starts before its backing server keeps the host waiting. The host loses neither
 /// the device nor a write. In a shared subsystem, it keeps the disk of a volume whose device leaves
-/// and comes beside one that is in use.
+/// and comes beside a namespace in use.
 #[test]
 fn linux_host_keeps_a_late_volume() {
     let image = match Image::build() {
@@ -375,7 +375,7 @@ fn nvme_cli_sends_every_vendor_command() {
     witness.pair.end(1);
 }
 
-/// The scenario runs exactly the commands printed in the documentation.
+/// The scenario runs every documented command.
 #[test]
 fn documented_vendor_commands_are_run() {
     vendor_commands::assert_examples_are_run();

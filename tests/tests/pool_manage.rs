@@ -218,7 +218,7 @@ fn compressed_volume_survives_a_kill() {
     }
     io(&bed, "small", &["write -P 4 4194816 1024", "flush"]);
     bed.run("snapshot create db@a");
-    // Blocks that do not compress, beside those that do.
+    // Blocks that compress, and blocks that do not.
     let line = "--rw randwrite --bs 16k --depth 8 --ios 1000 --verify --size 4MiB";
     Load::start(&bed.server.nvme_uri("db"), line).wait().assert_complete();
     bed.run("volume set db --compression off");

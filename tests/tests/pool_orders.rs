@@ -359,7 +359,7 @@ fn old_copy_and_other_pool_need_an_import() {
     std::fs::copy(&device, &old).unwrap();
     File::create(&blank).unwrap().set_len(1 << 30).unwrap();
     let import = format!("pool import fast {}", device.display());
-    // After an opening that ends in a crash, and after one that ends in order.
+    // After an opening that ends in a crash, and after a clean one.
     for crash in [true, false] {
         bed.server.restart();
         io(&bed, "db", "write -P 2 0 64k");

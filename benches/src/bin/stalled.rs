@@ -33,7 +33,7 @@ struct Plan {
     connections: usize,
 }
 
-/// A stalled connection, with those that it depends on.
+/// A stalled connection, with its dependencies.
 struct Stalled(Vec<TcpStream>);
 
 impl Plan {

@@ -274,7 +274,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
     }
 }
 
-/// True if the record already equals the one that this source would write.
+/// True if the record already equals the record of this source.
 fn says(ask: &Ask, found: &ArbiterRecord, in_sync: &[ReplicaId], epoch: u64) -> bool {
     found.source == ask.own
         && found.in_sync == in_sync

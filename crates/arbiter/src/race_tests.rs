@@ -370,7 +370,7 @@ fn first_publish_defeats_delayed_write_of_peer() {
     assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
 }
 
-/// The record equals the one that the source would write, but its peer does not find it: only a new
+/// The record equals the record of the source, but its peer does not find it: only a new
 /// record shows whether both nodes use one store.
 #[test]
 fn source_rewrites_record_unseen_by_peer() {

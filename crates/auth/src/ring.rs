@@ -59,7 +59,7 @@ impl<S: Clone + PartialEq> Ring<S> {
         Self(Arc::new(RwLock::new(Kept { secrets: with_uses(secrets, &[]), replacements: 0 })))
     }
 
-    /// Replaces the secrets, for later exchanges, and withdraws those that are missing. True if
+    /// Replaces the secrets, for later exchanges, and withdraws missing ones. True if
     /// they differ.
     pub fn replace(&self, secrets: Vec<S>) -> bool {
         let mut kept = self.0.write();

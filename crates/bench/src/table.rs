@@ -11,7 +11,7 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// Cell of an unknown value, or of one that does not exist.
+/// Cell of an unknown or missing value.
 pub const UNKNOWN: &str = "-";
 
 pub(crate) fn is_known(cell: &str) -> bool {

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::Error;
 
-/// Bytes that one direction of a connection moves at a time.
+/// Bytes moved at a time in one direction of a connection.
 const BLOCK_BYTES: usize = 64 << 10;
 /// Interval at which a cut link is looked at again.
 const LOOK: Duration = Duration::from_millis(2);

@@ -199,7 +199,7 @@ pub const EXCLUDE_MS: u64 = 5000;
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;
 
-/// Revisions that one arbiter store never reaches: one a second for 136 years.
+/// Revisions never reached by an arbiter store: one a second for 136 years.
 pub const STORE_REVISIONS: u64 = 1 << 32;
 /// Longest time from the write of the source's record to the target's read of it for a
 /// [`StoreProof`](crate::failover::StoreProof) of one store, in milliseconds: one call, and the

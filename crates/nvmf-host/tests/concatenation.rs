@@ -238,7 +238,7 @@ fn probe_for_tls_is_no_guess_of_a_key() {
     });
 }
 
-/// A target that closes a plain connection as it restarts is not taken for one that requires TLS.
+/// A target that closes a plain connection as it restarts does not count as requiring TLS.
 #[test]
 fn target_that_closes_once_is_tried_again() {
     on_cores(1, async || {

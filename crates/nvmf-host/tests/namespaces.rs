@@ -1,4 +1,4 @@
-//! Subsystems whose namespaces come and go beside the one that a host uses, on the real drivers.
+//! Subsystems whose other namespaces come and go while a host uses one, on the real drivers.
 //!
 //! Left out: other targets than Flagstone's.
 

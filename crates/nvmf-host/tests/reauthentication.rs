@@ -66,7 +66,7 @@ fn with_keys(keys: KeyPair) -> HostOptions {
     }
 }
 
-/// A session ends with its first connection, so one that lasts has not reconnected.
+/// A session ends with its first connection, so a lasting session has not reconnected.
 async fn session(server: &Server, options: HostOptions) -> Arc<RemoteSession> {
     RemoteSession::connect(server.address.clone(), &locked(), options).await.unwrap()
 }

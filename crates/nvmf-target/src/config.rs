@@ -56,7 +56,7 @@ pub struct TargetConfig {
     /// all must be below 65,536. Nodes that serve the same subsystem must use different port
     /// identifiers.
     pub first_port_id: u16,
-    /// Payload that one connection may hold, in bytes; at least `mdts_bytes`. At the limit the
+    /// Most payload of a connection, in bytes; at least `mdts_bytes`. At the limit the
     /// connection stops reading commands until some complete.
     pub connection_payload_bytes: usize,
     /// Model number, 1 to 40 printable ASCII characters.

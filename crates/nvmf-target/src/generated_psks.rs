@@ -107,7 +107,7 @@ impl GeneratedPsks {
         found.is_valid(now).then(|| of(&found.psk))
     }
 
-    /// Erases those that are not valid any more.
+    /// Erases expired keys.
     pub(crate) fn erase_invalid(&self, now: Instant) {
         let any_invalid = |own: &VecDeque<Generated>| own.iter().any(|one| !one.is_valid(now));
         if !self.0.read().values().any(any_invalid) {

@@ -273,7 +273,7 @@ mod tests {
         .unwrap();
     }
 
-    /// Regression: a host that tried without TLS first was delayed like one that guesses keys.
+    /// Regression: a host that tried without TLS first was delayed like a guesser of keys.
     #[test]
     fn missing_tls_is_no_guess() {
         block_on(async {

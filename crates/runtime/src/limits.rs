@@ -148,7 +148,7 @@ pub(crate) const TLS_RX_MAX_BYTES: usize = 128 << 10;
 /// Buffer for records to send, in bytes: 7 records of 16 KiB.
 pub(crate) const TLS_TX_BYTES: usize = 128 << 10;
 
-/// Record buffers that one connection may hold, in bytes: one for each direction.
+/// Record buffers of a connection, in bytes: one for each direction.
 pub(crate) const TLS_BUDGET_BYTES: usize = TLS_RX_MAX_BYTES + TLS_TX_BYTES;
 
 /// Consecutive receives of less than a quarter of the buffer before it is halved.

@@ -33,7 +33,7 @@ impl WatchdogDevice {
         options.open(path).map(WatchdogDevice)
     }
 
-    /// Sets the time-out. Returns the one that the device has chosen, in seconds.
+    /// Sets the time-out. Returns the time-out chosen by the device, in seconds.
     ///
     /// # Errors
     /// It has a fixed time-out, allows no such short one, or is no watchdog (`ENOTTY`).

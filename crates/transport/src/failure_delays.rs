@@ -102,7 +102,7 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
         known.last = now;
         match kind {
             FailureKind::Guess => known.guesses = known.guesses.saturating_add(1),
-            // Those that do not add to the delay would only be left to forgive.
+            // Failures without effect on the delay would only be left to forgive.
             FailureKind::Unfinished
                 if delay_after(known.unfinished, UNFINISHED_DELAY_MAX) < UNFINISHED_DELAY_MAX =>
             {

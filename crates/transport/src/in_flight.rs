@@ -1,7 +1,7 @@
 //! Handshakes in flight, bounded in all and for each source address.
 //!
 //! Invariants:
-//! - a handshake that waits for its turn counts for its source, and only one that has begun counts
+//! - a handshake that waits for its turn counts for its source, and only a begun handshake counts
 //!   among all. So a source that has to wait cannot keep the places of others;
 //! - when all places are taken, a handshake takes the place of the source with the most, whose
 //!   oldest handshake is evicted, unless its own source then had as many. So sources that stall

@@ -80,7 +80,7 @@ pub(crate) fn write_all(files: &[NewFile]) -> Result<(), (PathBuf, io::Error)> {
     let done = write_or_stop(files);
     if done.is_err() {
         for (file, fresh) in files.iter().zip(fresh) {
-            // Fails for those that are not there.
+            // Fails for missing files.
             let _ = fs::remove_file(file.staged());
             if fresh {
                 let _ = fs::remove_file(&file.path);

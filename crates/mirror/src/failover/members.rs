@@ -110,7 +110,7 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::all_of_group`], without those that are not open.
+    /// As [`Inner::all_of_group`], without closed members.
     pub(super) fn open_of_group(self: &Arc<Self>) -> Vec<Arc<Inner>> {
         match &self.group {
             None => vec![self.clone()],
@@ -349,7 +349,7 @@ impl Inner {
 }
 
 impl ConsistencyGroup {
-    /// The members besides the leader, in their order; `None` for one that is not open.
+    /// The members besides the leader, in their order; `None` for a closed member.
     fn other_members(&self) -> Vec<Option<Member>> {
         let seen = self.seen();
         let view = |(member, state): (Option<Arc<Inner>>, MemberState)| {

@@ -333,7 +333,7 @@ impl Inner {
                 state.serving
             })
         };
-        // Every one, also after one that does not serve.
+        // Every member, also after one without service.
         members.iter().filter(|member| !contest(member)).count() == 0
     }
 

@@ -131,7 +131,7 @@ impl Inner {
         time::timeout(limit, self.wait(excluded)).await.unwrap_or(Err(NotOutdated::Arbiter))
     }
 
-    /// Durably starts a generation after the one that the peer has.
+    /// Durably starts a generation after the peer's.
     async fn begin_generation_after(
         self: &Arc<Self>,
         peers: Generation,

@@ -48,7 +48,7 @@ named! {
         Behind = "behind",
         /// A volume of its consistency group has no open replica there.
         Absent = "absent",
-        /// The configuration names another arbiter than the one that has its record.
+        /// Its record is at another arbiter than the configured one.
         OtherArbiter = "other-arbiter",
         _ => Unknown
     }

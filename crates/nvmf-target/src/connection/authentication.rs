@@ -401,7 +401,7 @@ impl Connection {
 }
 
 impl Exchange {
-    /// Use of the key that the host has proven. Before that, one that is never withdrawn.
+    /// Use of the key that the host has proven. Before that, a use without an end.
     fn key(&self) -> KeyUse {
         let matched = self.controller.matched_secret();
         matched.and_then(|at| self.uses.get(at)).cloned().unwrap_or_default()

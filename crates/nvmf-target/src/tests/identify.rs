@@ -102,7 +102,7 @@ fn pending_namespace_is_active_and_not_ready() {
     add_namespace(&target, Some(3)).unwrap();
     assert_eq!((active(0), status(3)), (vec![1, 2, 3, 4], (1, 1, 1)));
     assert!(identify(&host, Cns::NAMESPACE_DESCRIPTORS, 3).is_ok());
-    // One that was removed is not pending again.
+    // A removed namespace is not pending again.
     target.remove_namespace(&volume(), 3).unwrap();
     assert_eq!(active(0), [1, 2, 4]);
 }

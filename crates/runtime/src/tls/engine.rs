@@ -19,7 +19,7 @@ struct Io {
     output_left: usize,
 }
 
-/// Bytes that one call took from the input and wrote to the output.
+/// Bytes taken from the input, and written to the output, by one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) taken: usize,

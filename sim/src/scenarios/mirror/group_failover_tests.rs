@@ -103,7 +103,7 @@ fn inconsistent_volume_keeps_all_from_taking_over() {
     cluster.end(0);
     cluster.run_for(Duration::from_secs(10));
     assert_eq!(cluster.entitled(1), NONE);
-    // Any volume names the one that keeps the group from moving.
+    // Any volume names the volume that keeps the group from moving.
     for volume in 0..VOLUMES {
         let mirror = cluster.mirror(1, volume).expect("it runs");
         let status = cluster.sim.block_on(async move { mirror.failover_status() });
