@@ -26,6 +26,7 @@ pub mod nbd_server;
 pub mod nvme_authentication;
 pub mod nvme_command;
 pub mod nvme_host;
+pub mod nvme_keys;
 pub mod nvme_pdu;
 pub mod nvme_reply;
 pub mod nvme_target;

@@ -13,7 +13,7 @@ use flagstone_runtime::time;
 
 use crate::conversation;
 use crate::remote;
-use crate::tamper::Tampering;
+use crate::tamper::{Side, Tampering};
 
 /// Time limit for all calls of a client, including its timeouts.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -22,7 +22,7 @@ const EXPORT_BYTES: u64 = 1 << 20;
 /// Attaches and uses an export.
 pub fn run(input: &[u8]) {
     let Some((&parameters, rest)) = input.split_first() else { return };
-    let Some(tampering) = Tampering::parse(rest) else { return };
+    let Some(tampering) = Tampering::parse(Side::Server, rest) else { return };
     let device = MemoryDevice::new(EXPORT_BYTES, 512).expect("a valid size");
     let export = Export::new("db", Arc::new(device));
     let exports = Arc::new(Exports::new([export]).expect("one name"));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::conversation;
 use crate::nvme_target::{subsystem, target};
 use crate::remote;
-use crate::tamper::Tampering;
+use crate::tamper::{Side, Tampering};
 
 /// Time limit for all calls of a host, including its timeouts.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Attaches, uses and detaches a namespace.
 pub fn run(input: &[u8]) {
     let Some((&parameters, rest)) = input.split_first() else { return };
-    let Some(tampering) = Tampering::parse(rest) else { return };
+    let Some(tampering) = Tampering::parse(Side::Server, rest) else { return };
     let target = target();
     let options = HostOptions {
         queue_depth: 16,

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use flagstone_auth::KeyPair;
 use flagstone_blockdev::MemoryDevice;
 use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult, PropertyCommand,
@@ -40,6 +41,11 @@ const NAMESPACE_BYTES: u64 = 1 << 20;
 const SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:db";
 
 pub(crate) fn target() -> Arc<Target> {
+    target_with(BTreeMap::new())
+}
+
+/// A target that demands these keys of its hosts, by their NQN.
+pub(crate) fn target_with(keys: BTreeMap<Nqn, KeyPair>) -> Arc<Target> {
     let target = Target::new(TargetConfig {
         mdts_bytes: MDTS_BYTES,
         in_capsule_bytes: IN_CAPSULE_BYTES,
@@ -51,12 +57,8 @@ pub(crate) fn target() -> Arc<Target> {
     })
     .expect("a configuration within its ranges");
     let nqn = subsystem();
-    let config = SubsystemConfig {
-        nqn,
-        serial: "1".to_owned(),
-        allow_hosts: Vec::new(),
-        keys: Default::default(),
-    };
+    let serial = "1".to_owned();
+    let config = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
     target.add_subsystem(config).expect("a new name");
     for (index, block_bytes) in [(1, 512), (2, 4096)] {
         let device = MemoryDevice::new(NAMESPACE_BYTES, block_bytes).expect("a valid size");

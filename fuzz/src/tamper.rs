@@ -1,7 +1,7 @@
-//! Tampering relay between a client and a real server, which changes the server's messages.
+//! Tampering relay between a client and a real server, which changes the messages of one side.
 //!
-//! An input is small and still reaches deep states, because the server sends correct messages
-//! except for the bytes in the input.
+//! An input is small and still reaches deep states, because that side sends correct messages except
+//! for the bytes in the input.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,19 +15,27 @@ const RECEIVE_BYTES: usize = 16 << 10;
 /// Change made after the bytes that pass unchanged.
 #[derive(Clone, Copy, Debug)]
 enum How {
-    /// Replaces the same number of the server's bytes, then passes the rest.
+    /// Replaces the same number of the side's bytes, then passes the rest.
     Overwrite,
     /// Inserts bytes.
     Insert,
-    /// Replaces all further bytes of the server; the connection stays open.
+    /// Replaces all further bytes of the side; the connection stays open.
     Replace,
-    /// Replaces all further bytes of the server, and ends the connection.
+    /// Replaces all further bytes of the side, and ends the connection.
     ReplaceAndEnd,
+}
+
+/// Side whose messages are changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Server,
 }
 
 /// Description of a change.
 #[derive(Debug)]
 pub(crate) struct Tampering {
+    side: Side,
     how: How,
     /// Connection to change, counted from 0. Others pass unchanged.
     connection: u8,
@@ -40,7 +48,7 @@ pub(crate) struct Tampering {
 impl Tampering {
     /// Parses an input: a byte (bits 1:0 the change, bits 3:2 the connection), the number of bytes
     /// that pass (two bytes, little-endian), and the bytes.
-    pub(crate) fn parse(input: &[u8]) -> Option<Tampering> {
+    pub(crate) fn parse(side: Side, input: &[u8]) -> Option<Tampering> {
         let [choice, low, high, bytes @ ..] = input else { return None };
         let how = match choice & 3 {
             0 => How::Overwrite,
@@ -49,6 +57,7 @@ impl Tampering {
             _ => How::ReplaceAndEnd,
         };
         Some(Tampering {
+            side,
             how,
             connection: choice >> 2 & 3,
             pass_bytes: usize::from(u16::from_le_bytes([*low, *high])),
@@ -63,36 +72,40 @@ pub(crate) async fn relay(client: Stream, server: Address, tampering: Rc<Tamperi
     let number = tampering.connections.get();
     tampering.connections.set(number.saturating_add(1));
     let Ok(server) = Stream::connect(&server).await else { return };
-    let (from, to) = (client.clone(), server.clone());
+    let tampered_side = (number == tampering.connection).then_some(tampering.side);
+    let (from, to, changes) = (client.clone(), server.clone(), tampering.clone());
     let requests = spawn(async move {
-        pump(&from, &to, usize::MAX).await;
+        pass(&from, &to, (tampered_side == Some(Side::Client)).then_some(&*changes)).await;
         // Ends the server's answers, and so this relay.
         to.shutdown();
     });
-    if number == tampering.connection {
-        tampered(&server, &client, &tampering).await;
-    } else {
-        pump(&server, &client, usize::MAX).await;
-    }
+    pass(&server, &client, (tampered_side == Some(Side::Server)).then_some(&*tampering)).await;
     client.shutdown();
     let _ = requests.await;
 }
 
-async fn tampered(server: &Stream, client: &Stream, tampering: &Tampering) {
-    if !pump(server, client, tampering.pass_bytes).await {
+async fn pass(from: &Stream, to: &Stream, tampering: Option<&Tampering>) {
+    match tampering {
+        Some(tampering) => tampered(from, to, tampering).await,
+        None => drop(pump(from, to, usize::MAX).await),
+    }
+}
+
+async fn tampered(from: &Stream, to: &Stream, tampering: &Tampering) {
+    if !pump(from, to, tampering.pass_bytes).await {
         return;
     }
-    if !send(client, &tampering.bytes).await {
+    if !send(to, &tampering.bytes).await {
         return;
     }
     match tampering.how {
         How::Overwrite => {
-            if swallow(server, tampering.bytes.len()).await {
-                pump(server, client, usize::MAX).await;
+            if swallow(from, tampering.bytes.len()).await {
+                pump(from, to, usize::MAX).await;
             }
         }
-        How::Insert => drop(pump(server, client, usize::MAX).await),
-        How::Replace => drop(swallow(server, usize::MAX).await),
+        How::Insert => drop(pump(from, to, usize::MAX).await),
+        How::Replace => drop(swallow(from, usize::MAX).await),
         How::ReplaceAndEnd => {}
     }
 }

@@ -344,6 +344,7 @@ pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
 }
 
 /// `nvme_host`: PDUs in place of the target's messages on each connection, and between them.
+/// `nvme_keys`: the same for either side of a session with keys.
 pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
     let encoder = Encoder::new(Digests::default(), 0);
     let written = |write: &dyn Fn(&mut [u8]) -> Option<usize>| {
@@ -371,5 +372,20 @@ pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
             corpus.put("nvme_host", &format!("{name}-{at}"), &input)?;
         }
     }
-    corpus.put("nvme_host", "untouched", &[3, 0, 0, 0])
+    corpus.put("nvme_host", "untouched", &[3, 0, 0, 0])?;
+    // Into the Connect response; into each message of the first authentication; after it.
+    for keys in 0..4_u8 {
+        for (at, pass_bytes) in
+            [152_u16, 176, 240, 300, 500, 900, 1400, 4600].into_iter().enumerate()
+        {
+            for (index, (name, pdu)) in pdus.iter().enumerate() {
+                let (how, side) = ((index + at) as u8 % 4, (index as u8 & 1) << 2);
+                let [low, high] = pass_bytes.to_le_bytes();
+                let input = [&[keys | side, how, low, high], &pdu[..]].concat();
+                corpus.put("nvme_keys", &format!("{name}-{keys}-{at}"), &input)?;
+            }
+        }
+        corpus.put("nvme_keys", &format!("untouched-{keys}"), &[keys, 0, 0, 0])?;
+    }
+    Ok(())
 }
