@@ -89,16 +89,21 @@ impl Pool {
         })
     }
 
-    /// Number of a snapshot in streams: the first half is of the pool, the second of the snapshot.
-    fn source_of(&self, snapshot: &str) -> Result<u64, VolumeError> {
+    /// Source of a stream: the first half is of the pool and the base, the second of the snapshot.
+    /// Numbers are never reused, so a snapshot that was deleted and taken again under its name has
+    /// another source, and a receiver refuses to mix both.
+    fn source_of(&self, snapshot: &str, base: Option<&str>) -> Result<u64, VolumeError> {
         let pool = u32::from_le_bytes(self.status().id.0[..4].try_into().expect("4 bytes"));
         let state = self.shared().state.lock();
-        let found = state.volume_table.snapshot_by_name(snapshot);
-        let found = found.ok_or_else(|| VolumeError::UnknownSnapshot {
-            pool: self.shared().name.clone(),
-            name: snapshot.to_owned(),
-        })?;
-        Ok(u64::from(pool) | u64::from(found.id) << 32)
+        let number = |name: &str| match state.volume_table.snapshot_by_name(name) {
+            Some(found) => Ok(found.id),
+            None => Err(VolumeError::UnknownSnapshot {
+                pool: self.shared().name.clone(),
+                name: name.to_owned(),
+            }),
+        };
+        let base = base.map_or(Ok(0), number)?;
+        Ok(u64::from(pool ^ base) | u64::from(number(snapshot)?) << 32)
     }
 
     /// Part of the stream of a snapshot `volume@snapshot`, from an offset on; with `base`, of the
@@ -112,6 +117,7 @@ impl Pool {
         base: Option<&str>,
         offset: u64,
     ) -> Result<StreamPart, VolumeError> {
+        let source = self.source_of(snapshot, base)?;
         let info = self.find_snapshot(snapshot)?;
         let base_id = match base {
             Some(base) => Some(self.find_snapshot(base)?.id),
@@ -122,7 +128,6 @@ impl Pool {
             return Err(VolumeError::Field("offset"));
         }
         let device = self.open_snapshot(snapshot)?;
-        let source = self.source_of(snapshot)?;
         let (out, steps) = (Vec::with_capacity(PART_BYTES + PAYLOAD_BYTES_MAX), 0);
         let mut sender = Sender { device: &device, snapshot: info.id, source, size, out, steps };
         if offset == 0 {
@@ -149,6 +154,13 @@ impl Pool {
         }
         if at == size {
             sender.frame(at, FrameBody::End);
+        }
+        // The names were looked up several times: they must have meant the same snapshots.
+        if self.source_of(snapshot, base)? != source {
+            return Err(VolumeError::UnknownSnapshot {
+                pool: self.status().name,
+                name: base.unwrap_or(snapshot).to_owned(),
+            });
         }
         Ok(StreamPart { bytes: sender.out, next: (at < size).then_some(at) })
     }

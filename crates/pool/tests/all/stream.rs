@@ -409,3 +409,31 @@ fn changed_streams_are_refused() {
     })
     .unwrap();
 }
+
+/// Regression: parts name the base, and a base that was deleted and taken again under its name was
+/// mixed with the former one: what had changed between both was not sent.
+#[test]
+fn recreated_base_is_another_stream() {
+    block_on(async {
+        let here = pool("here").await;
+        let db = here.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        let mut rng = Rng::new(7);
+        change(&db, &mut rng, 50).await;
+        here.create_snapshot(&["db"], "a").await.unwrap();
+        let fill = |byte| Buf::copy_of(&vec![byte; 1 << 20]).unwrap();
+        for at in 0..8 {
+            db.write(at << 20, fill(1), false).await.unwrap();
+        }
+        here.create_snapshot(&["db"], "b").await.unwrap();
+        let first = here.send_part("db@b", Some("db@a"), 0).await.unwrap();
+        let next = first.next.unwrap();
+        here.delete_snapshot("db@a").await.unwrap();
+        here.create_snapshot(&["db"], "a").await.unwrap();
+        let second = here.send_part("db@b", Some("db@a"), next).await.unwrap();
+        let there = pool("there").await;
+        let volume = there.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        let mixed = [first.bytes, second.bytes].concat();
+        let refused = receive(&volume, &mixed).await.unwrap_err();
+        assert!(matches!(refused, ReceiveError::Foreign), "{refused}");
+    });
+}
