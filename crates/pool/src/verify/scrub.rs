@@ -18,7 +18,7 @@ use crate::checkpoint::METADATA_LEVEL;
 use crate::limits::BLOCK_BYTES;
 use crate::log::segments::ReadGuard;
 use crate::manage::pool::Pool;
-use crate::manage::shared::{Shared, State};
+use crate::manage::shared::{Shared, State, Update};
 use crate::map::tree::Tree;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::MapEntry;
@@ -293,7 +293,10 @@ impl Shared {
     /// Verifies the copies of the superblock.
     async fn scrub_superblocks(&self) -> Result<ScrubStep, IoError> {
         for _ in 0..SUPERBLOCK_ATTEMPTS {
-            let superblock = self.state.lock().superblock.clone();
+            let (superblock, was_idle) = {
+                let state = self.state.lock();
+                (state.superblock.clone(), state.update == Update::Idle)
+            };
             let mut step = ScrubStep::default();
             for (device, named) in self.storage.devices.present() {
                 let expected = Superblock { device: device as u16, ..superblock.clone() };
@@ -314,9 +317,12 @@ impl Shared {
                     });
                 }
             }
-            // Ignore differences if a checkpoint was writing the copies meanwhile.
-            let is_same = self.state.lock().superblock.update == superblock.update;
-            if step.damage.is_empty() || is_same && !self.state.lock().maintenance.works() {
+            // Ignore differences if an update was writing the copies meanwhile.
+            let was_quiet = was_idle && {
+                let state = self.state.lock();
+                state.update == Update::Idle && state.superblock.update == superblock.update
+            };
+            if step.damage.is_empty() || was_quiet {
                 return Ok(step);
             }
         }
