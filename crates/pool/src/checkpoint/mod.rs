@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
+use flagstone_runtime::random_u64;
+
 use crate::manage::shared::{Shared, State};
 use crate::manage::usage::SegmentUsage;
 use crate::map::orders::Trees;
@@ -323,7 +325,7 @@ impl State {
     pub(crate) fn freeze(&mut self, start: LogStart, snapshot: Option<SnapshotOrder>) {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
         let capacity = self.active.capacity();
-        let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity));
+        let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity, random_u64()));
         let recent = std::mem::replace(&mut self.active, fresh);
         let (log, volume_table) = (self.position.log, self.volume_table.clone());
         self.frozen = Some(Arc::new(Frozen { recent, start, log, volume_table, snapshot }));

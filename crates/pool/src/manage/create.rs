@@ -234,7 +234,7 @@ impl Pool {
         let opened = Opened {
             position,
             segments,
-            recent: Recent::new(sizes.table()),
+            recent: Recent::new(sizes.table(), random_u64()),
             frozen: None,
             volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),

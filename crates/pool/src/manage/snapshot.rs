@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
+use flagstone_runtime::random_u64;
 use flagstone_runtime::time::wall_clock;
 
 use super::backing::{Claim, ClaimedSpace};
@@ -110,7 +111,7 @@ impl Pool {
         // Sealing the recent changes needs an empty table, which is allocated here because that
         // takes time.
         if shared.state.lock().spare.is_none() {
-            let spare = Recent::new(shared.sizes.table());
+            let spare = Recent::new(shared.sizes.table(), random_u64());
             shared.state.lock().spare = Some(spare);
         }
         Ok(turn)

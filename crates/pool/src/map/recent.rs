@@ -60,6 +60,8 @@ pub struct Recent {
     copied: usize,
     ranges: Vec<ZeroRange>,
     order: u64,
+    /// Random, so that no host can choose blocks of neighboring slots, whose lookups are slow.
+    seed: u64,
 }
 
 /// Entries in the table for this many zeroed blocks.
@@ -68,10 +70,11 @@ pub fn zero_entries(count: u64) -> usize {
 }
 
 impl Recent {
-    /// A table that holds `capacity` entries without allocating.
-    pub fn new(capacity: usize) -> Recent {
+    /// A table that holds `capacity` entries without allocating. `seed` is random.
+    pub fn new(capacity: usize, seed: u64) -> Recent {
         let slots = vec![FREE; (2 * capacity.max(8)).next_power_of_two()];
-        Recent { slots, len: 0, copied: 0, ranges: Vec::with_capacity(RANGES_MAX), order: 0 }
+        let ranges = Vec::with_capacity(RANGES_MAX);
+        Recent { slots, len: 0, copied: 0, ranges, order: 0, seed }
     }
 
     /// Most entries without an allocation.
@@ -103,7 +106,7 @@ impl Recent {
     /// Index of a block's slot, or of the free slot for the block.
     fn slot_of(&self, volume: u32, block: u64) -> usize {
         let mask = self.slots.len() - 1;
-        let mut index = mix64(block ^ u64::from(volume) << 44) as usize & mask;
+        let mut index = mix64(mix64(block ^ u64::from(volume) << 44) ^ self.seed) as usize & mask;
         loop {
             let slot = &self.slots[index];
             if slot.volume == 0 || (slot.volume == volume && slot.block == block) {
@@ -226,7 +229,7 @@ mod tests {
 
     #[test]
     fn copies_of_the_cleaner_are_counted_apart() {
-        let mut recent = Recent::new(16);
+        let mut recent = Recent::new(16, 5);
         recent.insert(1, 5, MapEntry { location: 1, birth: 1, checksum: 0 });
         for block in 5..8 {
             recent.insert_copy(1, block, MapEntry { location: 2, birth: 1, checksum: 0 });
@@ -242,7 +245,7 @@ mod tests {
         fn latest_change_of_a_block_wins(
             steps in vec((1..4_u32, 0..400_u64, prop_oneof![Just(0), 1..300_u64]), 0..300),
         ) {
-            let mut recent = Recent::new(16);
+            let mut recent = Recent::new(16, 5);
             let mut model = BTreeMap::new();
             for (step, (volume, block, zeroes)) in (1..).zip(steps) {
                 if zeroes == 0 {
