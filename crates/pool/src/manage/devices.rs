@@ -25,6 +25,7 @@ use super::shared::Shared;
 use super::space::{OrderKind, Sizes, SpaceState};
 use super::superblock::SuperblockLock;
 use crate::error::{PoolError, VolumeError};
+use crate::id::PoolId;
 use crate::limits::{
     BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES,
     PASSES_WAITED, SEGMENTS_MAX, SEGMENTS_MIN,
@@ -117,6 +118,13 @@ pub struct Evacuation {
     device: String,
     index: usize,
     progress: Cell<Progress>,
+}
+
+/// Identity of a device that was removed from a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemovedDevice {
+    pool: PoolId,
+    device: PoolId,
 }
 
 /// Progress of an evacuation, or lack of it.
@@ -429,12 +437,12 @@ impl Evacuation {
     ///
     /// # Errors
     /// Errors of the devices: reopen the pool.
-    pub async fn complete(self) -> Result<(), DeviceOrderError> {
+    pub async fn complete(self) -> Result<RemovedDevice, DeviceOrderError> {
         let removed = spawn(self.complete_now());
         removed.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable).into()))
     }
 
-    async fn complete_now(self) -> Result<(), DeviceOrderError> {
+    async fn complete_now(self) -> Result<RemovedDevice, DeviceOrderError> {
         let shared = self.pool.shared().clone();
         let order = self.pool.order(OrderKind::Deletion).await?;
         let turn = self.pool.maintenance_turn().await?;
@@ -447,9 +455,14 @@ impl Evacuation {
                 drop(state);
                 return Err(self.no_room());
             }
+            // From here on not even as a last resort: the update takes long on a slow device, and
+            // would remove what is written meanwhile. If it fails, the pool has to be reopened.
+            state.segments.end_drain(true);
         }
         let superblock =
             shared.next_update(|superblock| superblock.devices[self.index].size_bytes = 0);
+        let device = superblock.devices[self.index].id;
+        let removed = RemovedDevice { pool: superblock.pool, device };
         if let Err(error) = self.pool.write_table(&update, &superblock, None).await {
             return Err(VolumeError::Io(error).into());
         }
@@ -458,10 +471,9 @@ impl Evacuation {
         {
             let mut state = shared.state.lock();
             (state.evacuated, state.evacuation_waits) = (None, false);
-            state.segments.end_drain(true);
         }
         drop((update, turn, order));
-        Ok(())
+        Ok(removed)
     }
 }
 
@@ -520,10 +532,16 @@ pub(super) async fn write_first_copies(
     Ok(())
 }
 
-/// Removes the superblocks of a device that was removed from a pool.
+/// Removes the superblocks of a device that was removed from a pool. Since then, its path may have
+/// been given to another disk, which is left as it is.
 ///
 /// # Errors
-/// Errors of the device.
-pub async fn release(named: &NamedDevice) -> Result<(), PoolError> {
+/// [`PoolError::Unsuitable`] for another disk; errors of the device.
+pub async fn release(named: &NamedDevice, removed: RemovedDevice) -> Result<(), PoolError> {
+    let found = read_superblock(named).await?.superblock;
+    if (found.pool, found.device_id()) != (removed.pool, removed.device) {
+        let device = named.name.clone();
+        return Err(PoolError::Unsuitable { device, reason: "it is another device now" });
+    }
     wipe(named).await
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice};
-use flagstone_pool::manage::devices::{DeviceOrderError, release};
+use flagstone_pool::manage::devices::{DeviceOrderError, RemovedDevice, release};
 use flagstone_pool::{
     CreateOptions, ExpectedPool, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume,
     VolumeOptions,
@@ -60,7 +60,7 @@ async fn damages(devices: Vec<NamedDevice>) -> Vec<String> {
 }
 
 /// Evacuates a device and removes it.
-async fn remove(pool: &Pool, device: &str) -> Result<(), DeviceOrderError> {
+async fn remove(pool: &Pool, device: &str) -> Result<RemovedDevice, DeviceOrderError> {
     let evacuation = pool.evacuate(device).await?;
     for _ in 0..10_000 {
         if evacuation.step().await? {
@@ -156,7 +156,7 @@ fn device_is_removed_while_hosts_write() {
                 write(&writer, step % BLOCKS, 2 + step).await.unwrap();
             }
         });
-        remove(&pool, "/b").await.unwrap();
+        let removal = remove(&pool, "/b").await.unwrap();
         task.await.unwrap();
         assert_eq!(pool.status().devices, ["/a", "/c"]);
         let refused = pool.evacuate("/b").await.err().unwrap();
@@ -177,7 +177,10 @@ fn device_is_removed_while_hosts_write() {
             assert!((0..2000).all(|block| old[block] == u64::from(block <= 1000)));
             pool.close().await.unwrap();
         }
-        release(&removed).await.unwrap();
+        // Another disk of the path, such as one of this pool, is left as it is.
+        let refused = release(&third, removal).await.unwrap_err();
+        assert!(matches!(refused, PoolError::Unsuitable { .. }), "{refused}");
+        release(&removed, removal).await.unwrap();
         let refused = Pool::open(vec![first, removed, third]).await.unwrap_err();
         assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
     });

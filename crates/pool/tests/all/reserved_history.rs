@@ -321,9 +321,8 @@ impl History {
             Err(error) => Err(error),
         };
         match evacuated {
-            Ok(()) => {
-                let removed = self.devices.remove(at);
-                release(&removed).await.unwrap();
+            Ok(removed) => {
+                release(&self.devices.remove(at), removed).await.unwrap();
                 self.count("removal");
             }
             Err(error) => {

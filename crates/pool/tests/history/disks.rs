@@ -62,24 +62,25 @@ impl DiskChanger {
                 self.grow().await;
             }
         }
-        match self.rng.chance(0.3) {
+        let removed = match self.rng.chance(0.3) {
             true => {
                 let timeout = Duration::from_micros(1 + self.rng.below(600));
-                let _ = time::timeout(timeout, evacuation.complete()).await;
+                let ended = time::timeout(timeout, evacuation.complete()).await;
                 // The removal continues without its caller.
                 while self.pool.status().devices.contains(&self.disks[old].name) {
                     time::sleep(Duration::from_micros(100)).await;
                 }
+                ended.ok().map(Result::unwrap)
             }
-            false => evacuation.complete().await.unwrap(),
-        }
+            false => Some(evacuation.complete().await.unwrap()),
+        };
         self.record(|set| {
             set.removing = None;
             set.devices.retain(|other| *other != old);
         });
         self.history.borrow_mut().removed += 1;
-        if self.rng.chance(0.7) {
-            release(&self.disks[old]).await.unwrap();
+        if let Some(removed) = removed.filter(|_| self.rng.chance(0.7)) {
+            release(&self.disks[old], removed).await.unwrap();
         }
         self.spares.insert(0, old);
     }

@@ -351,7 +351,7 @@ impl Server {
         evacuation: Evacuation,
     ) -> Result<(), String> {
         let _order = self.pools.lock(name).await;
-        evacuation.complete().await.map_err(|error| error.to_string())?;
+        let removed = evacuation.complete().await.map_err(|error| error.to_string())?;
         let mut set = self.pools.slot(name).map_err(|problem| problem.detail)?.set;
         set.devices.retain(|other| other != device);
         set.removing = None;
@@ -359,7 +359,7 @@ impl Server {
         recorded.map_err(|problem| problem.detail)?;
         let cleared = async {
             for named in open_devices(&[device.to_owned()]).await? {
-                release(&named).await.map_err(|error| error.to_string())?;
+                release(&named, removed).await.map_err(|error| error.to_string())?;
             }
             Ok::<(), String>(())
         };
