@@ -118,15 +118,16 @@ impl Reach {
     }
 }
 
-/// Asks the devices that are in doubt, and waits for their answers for at most [`REACH_TIMEOUT`].
-pub(crate) async fn check(exports: &[Arc<Export>]) {
+/// Asks the devices that are in doubt, and waits for their answers for at most `limit` and
+/// [`REACH_TIMEOUT`].
+pub(crate) async fn check(exports: &[Arc<Export>], limit: Duration) {
     exports.iter().for_each(Reach::ask);
     let asked = async {
         for export in exports {
             export.reach.is_asked().await;
         }
     };
-    let _: Result<(), _> = time::timeout(REACH_TIMEOUT, asked).await;
+    let _: Result<(), _> = time::timeout(limit.min(REACH_TIMEOUT), asked).await;
 }
 
 /// Answer of a device, recorded when dropped, even if its core stops before.

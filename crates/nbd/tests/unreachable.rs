@@ -11,6 +11,7 @@ use common::blocking_device::BlockingDevice;
 use common::peer::{Agreed, Peer, hello, request};
 use common::{Running, any_port, in_simulation, memory, on_each_driver, until};
 use flagstone_blockdev::{BlockDevice, FaultConfig, FaultControl, FaultLayer, SharedDevice};
+use flagstone_nbd::limits::REACH_TIMEOUT;
 use flagstone_nbd::wire::option::{OptionReplyHeader, option, put_option, reply_type};
 use flagstone_nbd::wire::request::command;
 use flagstone_nbd::{
@@ -164,6 +165,22 @@ fn first_client_waits_for_device_that_is_asked_first() {
         calls.let_go();
         time::sleep(Duration::from_secs(1)).await;
         assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        server.stop().await;
+    });
+}
+
+/// Regression: the question took longer than the negotiation may, which ended without an answer.
+#[test]
+fn question_leaves_time_for_an_answer() {
+    in_simulation(1, async || {
+        let (device, calls) = BlockingDevice::wrap(device().0);
+        let exports = vec![Export::new("disk", device).asked_first()];
+        let handshake_timeout = REACH_TIMEOUT / 2;
+        let options = ServerOptions { handshake_timeout, ..ServerOptions::default() };
+        let server = Running::start(&any_port(), exports, options);
+        calls.hold();
+        assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        calls.let_go();
         server.stop().await;
     });
 }

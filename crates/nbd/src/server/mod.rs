@@ -406,6 +406,7 @@ async fn negotiation_step(
     (tls, timeout): (&ConnectionTls, Duration),
 ) -> Result<Option<NbdSession>, DisconnectReason> {
     let mut scratch = Vec::new();
+    let begun = time::now();
     loop {
         let (taken, progress) = handshake.step(rx.unread(&mut scratch), out);
         rx.skip(taken);
@@ -418,7 +419,11 @@ async fn negotiation_step(
             HandshakeStep::StartTls => {
                 handshake.secured(tls::begin(socket, rx, tls, timeout).await?);
             }
-            HandshakeStep::Check(exports) => reach::check(&exports).await,
+            HandshakeStep::Check(exports) => {
+                // The other half is for the answer.
+                let limit = timeout.saturating_sub(begun.elapsed()) / 2;
+                reach::check(&exports, limit).await;
+            }
             HandshakeStep::Begin(session) => return Ok(Some(session)),
             HandshakeStep::Close(refusal) => return Err(refusal.into()),
             HandshakeStep::More => {
