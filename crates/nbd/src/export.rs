@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use flagstone_blockdev::SharedDevice;
 use flagstone_transport::WaitGroup;
@@ -32,6 +33,8 @@ pub struct Export {
     /// Client links, of which one connection at a time is active.
     pub(crate) links: LinkTable,
     pub(crate) reach: Reach,
+    /// Admits no clients for now.
+    suspended: AtomicBool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +58,7 @@ impl Export {
             ended_connections: Arc::default(),
             links: LinkTable::default(),
             reach: Reach::default(),
+            suspended: AtomicBool::new(false),
         }
     }
 
@@ -81,6 +85,11 @@ impl Export {
     /// True if a client that has proven `names` may use it.
     pub fn admits(&self, names: &[String]) -> bool {
         self.access.as_ref().is_none_or(|list| list.iter().any(|name| names.contains(name)))
+    }
+
+    /// True if it admits no clients for now.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Acquire)
     }
 
     /// Sets whether changes are refused.
@@ -139,7 +148,7 @@ pub struct Exports {
 #[derive(Clone, Debug)]
 pub enum ExportLookup {
     Here(Arc<Export>),
-    /// Expected export, see [`Exports::expect`].
+    /// Expected or suspended export, see [`Exports::expect`] and [`Exports::suspend`].
     Expected,
     Nothing,
 }
@@ -182,6 +191,24 @@ impl Exports {
         self.by_name.lock().remove(name).flatten()
     }
 
+    /// Admits no further clients of an export until [`Exports::resume`]: they learn that it is not
+    /// available yet. A client that is not in [`crate::NbdServer::attached`] afterwards does not
+    /// attach.
+    pub fn suspend(&self, name: &str) {
+        self.set_suspended(name, true);
+    }
+
+    /// Admits clients again. An export that was removed since stays removed.
+    pub fn resume(&self, name: &str) {
+        self.set_suspended(name, false);
+    }
+
+    fn set_suspended(&self, name: &str, suspended: bool) {
+        if let Some(Some(export)) = self.by_name.lock().get(name) {
+            export.suspended.store(suspended, Ordering::Release);
+        }
+    }
+
     /// Finds an export. The empty name requests the default: the export with that name, or the only
     /// one. Several exports have no default, because the wrong disk would be worse than none.
     pub fn find(&self, name: &str) -> ExportLookup {
@@ -191,8 +218,8 @@ impl Exports {
             false => None,
         };
         match by_name.get(name).or_else(only) {
-            Some(Some(export)) => ExportLookup::Here(export.clone()),
-            Some(None) => ExportLookup::Expected,
+            Some(Some(export)) if !export.is_suspended() => ExportLookup::Here(export.clone()),
+            Some(_) => ExportLookup::Expected,
             None => ExportLookup::Nothing,
         }
     }

@@ -185,6 +185,30 @@ fn question_leaves_time_for_an_answer() {
     });
 }
 
+/// Regression: a client attached after an operator's order had found none.
+#[test]
+fn suspended_export_attaches_no_client() {
+    on_each_driver(async || {
+        let (device, calls) = BlockingDevice::wrap(device().0);
+        let server = Running::with(device);
+        let first = Peer::begun(&server.address, SIMPLE).await;
+        calls.hold();
+        first.send(&request(command::READ, 0, 1, 0, 512)).await;
+        until(|| calls.begun() == 1).await;
+        drop(first);
+        // It attaches when the request of the first has ended.
+        let second = Peer::begun(&server.address, SIMPLE).await;
+        server.exports.suspend("disk");
+        assert_eq!(answer_to_go(&server).await, reply_type::ERR_UNKNOWN);
+        calls.let_go();
+        assert!(second.sees_end().await);
+        until(|| server.server.attached().is_empty()).await;
+        server.exports.resume("disk");
+        assert_eq!(answer_to_go(&server).await, reply_type::ACK);
+        server.stop().await;
+    });
+}
+
 #[test]
 fn drain_does_not_wait_for_lost_request() {
     in_simulation(1, async || {

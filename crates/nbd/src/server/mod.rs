@@ -104,6 +104,9 @@ pub enum DisconnectReason {
     /// The export was removed, or replaced by another of its name, after it was negotiated.
     #[error("the export was removed")]
     Removed,
+    /// The export was suspended after it was negotiated.
+    #[error("the export admits no clients for now")]
+    Suspended,
     #[error("the server is shutting down")]
     Drained,
     #[error("replaced by a new connection of the client")]
@@ -342,6 +345,11 @@ impl NbdServer {
         if !self.exports.is_current(&session.export) {
             stream.shutdown();
             return DisconnectReason::Removed;
+        }
+        // So may it have been suspended, by someone who then found no client attached.
+        if session.export.is_suspended() {
+            stream.shutdown();
+            return DisconnectReason::Suspended;
         }
         let share = self.shares().join(Protocol::Nbd, &stream.peer());
         let connection = Rc::new(NbdConnection::new(
