@@ -50,6 +50,7 @@ pub use model::{
 };
 
 pub use flagstone_runtime::IoEngine;
+pub use run_time::pool_volume_keys;
 
 use check::RawConfig;
 use diagnostic::{ConfigText, Report, SourceLocation};

@@ -4,9 +4,15 @@ use super::check;
 use super::diagnostic::{ConfigText, Diagnostics, Located, Report, SourceLocation};
 use super::{Backing, Config, Subsystem, Volume, parse_toml, syntax_help};
 use crate::names::check_volume_name;
+use crate::schema::VOLUME;
 
 /// Keys of a volume's table that a volume of a pool does not have.
 const REFUSED: [&str; 3] = ["device", "stripe", "mirror"];
+
+/// Keys of the table of a volume that a pool stores.
+pub fn pool_volume_keys() -> impl Iterator<Item = &'static str> {
+    VOLUME.keys.iter().map(|key| key.name).filter(|name| !REFUSED.contains(name))
+}
 
 impl Config {
     /// Checks the volume `name` of a pool and its settings: the keys of a volume's table, as TOML.
@@ -105,6 +111,13 @@ mod tests {
         assert_eq!((volume.read_only, volume.block_size_bytes), (true, Some(512)));
         assert_eq!(subsystem.nqn, "nqn.2026-01.io.x:d.b");
         assert_eq!(subsystem.allow_hosts.unwrap(), ["nqn.2026-01.io.h:1"]);
+    }
+
+    #[test]
+    fn keys_of_a_pool_volume_leave_its_device_out() {
+        let keys: Vec<_> = pool_volume_keys().collect();
+        assert!(keys.contains(&"limit") && keys.contains(&"allow_hosts"), "{keys:?}");
+        assert!(REFUSED.iter().all(|key| !keys.contains(key)), "{keys:?}");
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) mod settings;
 mod snapshot_orders;
 mod state_directory;
 mod stream_orders;
+#[cfg(test)]
+mod tests;
 mod volume_orders;
 mod volume_state;
 

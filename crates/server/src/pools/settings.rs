@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use flagstone_config::{Config, Diagnostics, Subsystem, Volume};
+use flagstone_config::{Config, Diagnostics, Subsystem, Volume, pool_volume_keys};
 use flagstone_pool::{COMPRESSION_PROPERTY, Compression};
+use flagstone_units::nearest_name;
 use serde_json::{Map, Value};
 
 use crate::http::Problem;
@@ -68,6 +69,23 @@ pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<S
     }
     let table = properties.get(TABLE_KEY).map_or("{}", String::as_str);
     serde_json::from_str(table).map_err(|error| format!("its settings cannot be read: {error}"))
+}
+
+/// Checks the keys that a change removes: a misspelled key would remove nothing. A stored key may be
+/// removed even if it is unknown, because a newer version may have stored it.
+///
+/// # Errors
+/// 422 with the known keys.
+pub(crate) fn check_removed(stored: &Settings, change: &Settings) -> Result<(), Problem> {
+    let known: Vec<&str> = pool_volume_keys().chain([COMPRESSION_KEY]).collect();
+    let is_unknown = |key: &str| !known.contains(&key) && !stored.contains_key(key);
+    let mut removed = change.iter().filter(|(_, value)| value.is_null()).map(|(key, _)| key);
+    let Some(key) = removed.find(|key| is_unknown(key)) else { return Ok(()) };
+    let meant = nearest_name(key, known.iter().copied());
+    let meant = meant.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+    let key = Value::from(key.as_str());
+    Err(Problem::invalid(format!("a volume of a pool has no setting {key}{meant}"))
+        .accepting(known))
 }
 
 /// Replaces the settings in `change`; `null` removes one (RFC 7396, at the top level).
@@ -181,6 +199,24 @@ mod tests {
         let mut now = settings(json!({"read_only": true, "limit": {"iops": 5}}));
         merge(&mut now, &settings(json!({"limit": null, "nbd_export": "x"})));
         assert_eq!(now, settings(json!({"read_only": true, "nbd_export": "x"})));
+    }
+
+    /// It answered that the volume has these settings already.
+    #[test]
+    fn unknown_keys_are_not_removed() {
+        let stored = settings(json!({"read_only": true, "of_next_version": 1}));
+        for (change, meant) in [
+            (json!({"limits": null}), "did you mean `limit`?"),
+            (json!({"limit": null, "allow_host": null}), "did you mean `allow_hosts`?"),
+            (json!({"device": null}), "has no setting \"device\""),
+        ] {
+            let refused = check_removed(&stored, &settings(change)).unwrap_err();
+            assert_eq!(refused.status, 422);
+            assert!(refused.detail.contains(meant), "{}", refused.detail);
+            assert!(refused.accepted.iter().any(|key| key == "nbd_export"));
+        }
+        let change = json!({"limit": null, "compression": null, "of_next_version": null, "x": 1});
+        assert_eq!(check_removed(&stored, &settings(change)), Ok(()));
     }
 
     #[test]

@@ -239,6 +239,7 @@ impl Server {
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
         let (FoundVolume { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
+        settings::check_removed(&Settings::new(), &settings)?;
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
             let same = found.info.origin.as_ref() == Some(full)

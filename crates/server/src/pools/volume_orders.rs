@@ -149,6 +149,7 @@ impl Server {
         let MakeVolume { name, pool: pool_name, size_bytes, thick, settings, dry_run } = &order;
         let pool = self.pools.open_pool(pool_name)?;
         let mut settings = settings.clone();
+        settings::check_removed(&Settings::new(), &settings)?;
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
             found.check(VolumeOrder::Create)?;
@@ -321,6 +322,7 @@ impl Server {
         let FoundVolume { pool_name, pool, info, served, .. } = found;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
+        settings::check_removed(&settings, change)?;
         settings::merge(&mut settings, change);
         let thick = thick.unwrap_or(info.thick);
         if before.as_ref() == Ok(&settings) && thick == info.thick {

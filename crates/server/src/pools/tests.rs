@@ -1,0 +1,146 @@
+//! Tests of orders on a server without listeners. Its pools are files.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_blockdev::BlockDevice as _;
+use flagstone_config::Config;
+use flagstone_runtime::{Buf, block_on};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::serve::open;
+use crate::signals::Signals;
+
+/// A server, and the folder of its files.
+struct Bed {
+    server: Rc<Server>,
+    scratch: TempDir,
+}
+
+impl Bed {
+    async fn start() -> Bed {
+        let scratch = tempfile::tempdir().unwrap();
+        let state = scratch.path().join("state");
+        let text = format!(
+            "[server]\nstate = {state:?}\nlisten = [\"nvme-tcp://127.0.0.1:0\"]\n\
+             [server.nvme]\nqueue_depth = 32\n[volume.own]\ndevice = \"memory:1MiB\"\n"
+        );
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        let server = open(config, &Signals::catch().unwrap()).await.unwrap().unwrap();
+        Bed { server: Rc::new(server), scratch }
+    }
+
+    /// A server with pool `fast` on the file `disk`, and volume `db` of 16 MiB.
+    async fn with_volume() -> Bed {
+        let bed = Bed::start().await;
+        bed.create_pool("fast", "disk").await;
+        bed.create_volume("db", json!({})).await.unwrap();
+        bed
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        let path = self.scratch.path().join(name);
+        let file = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
+        file.unwrap().set_len(1 << 30).unwrap();
+        path
+    }
+
+    async fn create_pool(&self, name: &str, file: &str) {
+        let make = MakePool {
+            name: name.to_owned(),
+            devices: vec![self.file(file).to_str().unwrap().to_owned()],
+            log: None,
+            accept_ephemeral: false,
+            destroy_data: Vec::new(),
+            accepted_loss: AcceptedLoss::new(false, None),
+            dry_run: false,
+        };
+        self.server.create_pool(make).await.unwrap();
+    }
+
+    async fn create_volume(&self, name: &str, settings: Value) -> Result<Outcome, Problem> {
+        let make = MakeVolume {
+            name: name.to_owned(),
+            pool: "fast".to_owned(),
+            size_bytes: 16 << 20,
+            thick: false,
+            settings: table(settings),
+            dry_run: false,
+        };
+        self.server.create_volume(make).await
+    }
+
+    async fn set(&self, settings: Value) -> Result<Outcome, Problem> {
+        let set = SetVolume {
+            name: "db".to_owned(),
+            thick: None,
+            settings: table(settings),
+            force: false,
+            dry_run: false,
+        };
+        self.server.set_volume(set).await
+    }
+
+    async fn remove_device(&self, file: &str, cancel: bool) -> Result<Outcome, Problem> {
+        let device = self.scratch.path().join(file).to_str().unwrap().to_owned();
+        let (name, dry_run) = ("fast".to_owned(), false);
+        self.server.clone().remove_device(RemoveDevice { name, device, cancel, dry_run }).await
+    }
+
+    /// Has a pool `slow` that is not open.
+    fn with_closed_pool(&self) {
+        let error = OpenPoolError::refused("a device is missing".to_owned());
+        let set = vec!["/dev/missing".to_owned()].into();
+        self.server.pools.insert("slow", PoolSlot::closed(set, error));
+        self.server.note_missing_volumes();
+    }
+
+    async fn write(&self, volume: &str, byte: u8) {
+        let pool = self.server.pools.open_pool("fast").unwrap();
+        let device = pool.open_volume(volume).unwrap();
+        device.write(0, Buf::copy_of(&[byte; 4096]).unwrap(), false).await.unwrap();
+    }
+
+    /// The stream of a snapshot.
+    async fn stream(&self, full: &str) -> Vec<u8> {
+        let (mut bytes, mut next) = (Vec::new(), Some(0));
+        while let Some(at) = next {
+            let part = self.server.send_part(full, None, at).await.unwrap();
+            bytes.extend(part.bytes);
+            next = part.next;
+        }
+        bytes
+    }
+
+    async fn receive(&self, name: &str, bytes: &[u8]) -> String {
+        let part = ReceivePart { name, pool: Some("fast"), compression: None, force: false, bytes };
+        let answer = self.server.receive_part(part).await.unwrap();
+        assert!(answer.complete, "{answer:?}");
+        answer.outcome
+    }
+}
+
+fn table(value: Value) -> Settings {
+    value.as_object().unwrap().clone()
+}
+
+fn test(body: impl Future<Output = ()>) {
+    block_on(body).unwrap();
+}
+
+/// The answer was that the volume has these settings already.
+#[test]
+fn misspelled_setting_is_not_removed() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let refused = bed.set(json!({"limits": null})).await.unwrap_err();
+        assert!(refused.detail.contains("did you mean `limit`?"), "{}", refused.detail);
+        assert!(!bed.set(json!({"limit": null})).await.unwrap().changed);
+        let refused = bed.create_volume("x", json!({"readonly": null})).await.unwrap_err();
+        assert!(refused.detail.contains("`read_only`"), "{}", refused.detail);
+    });
+}
