@@ -162,6 +162,11 @@ fn volume_order(command: &VolumeCommand) -> Result<PoolRequest, Failure> {
         }
         VolumeCommand::Set(args) => {
             let mut settings = settings(&args.settings);
+            if let Some(key) = args.unset.iter().find(|key| settings.contains_key(*key)) {
+                return Err(Failure::usage(format!(
+                    "{key} is both set and removed: leave out --unset {key}, or the option that sets it"
+                )));
+            }
             settings.extend(args.unset.iter().map(|key| (key.clone(), Value::Null)));
             let mut body = object(json!({"settings": settings, "force": args.force.force}));
             if args.thick || args.thin {
@@ -275,11 +280,28 @@ mod tests {
     use clap::Parser as _;
 
     fn order(line: &str) -> PoolRequest {
+        try_order(line).unwrap()
+    }
+
+    fn try_order(line: &str) -> Result<PoolRequest, Failure> {
         let cli = crate::args::Cli::try_parse_from(line.split(' ')).unwrap();
         match cli.command {
-            crate::args::Command::Volume(args) => volume_order(&args.command).unwrap(),
-            crate::args::Command::Pool(args) => pool_order(&args.command).unwrap(),
+            crate::args::Command::Volume(args) => volume_order(&args.command),
+            crate::args::Command::Pool(args) => pool_order(&args.command),
             _ => panic!("{line} is no order"),
+        }
+    }
+
+    /// The limit was removed, and the answer said that the volume is changed.
+    #[test]
+    fn key_is_not_set_and_removed_at_once() {
+        for line in [
+            "flagstone volume set db --limit iops=5 --unset limit",
+            "flagstone volume set db --unset nbd_export --setting nbd_export=x",
+        ] {
+            let key = if line.contains("--limit") { "limit" } else { "nbd_export" };
+            let Err(refused) = try_order(line) else { panic!("{line}") };
+            assert!(format!("{refused:?}").contains(&format!("{key} is both set")), "{refused:?}");
         }
     }
 
