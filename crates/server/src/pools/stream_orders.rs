@@ -70,7 +70,7 @@ impl Server {
         let mut receiver = self.pools.receivers.borrow_mut().remove(name);
         match self.receive_frames(&part, bytes, &mut receiver).await {
             Ok(None) => {}
-            Ok(Some(start)) => return Ok(complete(name, &start)),
+            Ok(Some(start)) => return self.received_before(name, &start).await,
             Err(refused) => {
                 // Another stream continues at what the volume has now.
                 if let Some(receiver) = &mut receiver
@@ -101,6 +101,24 @@ impl Server {
         };
         self.pools.receivers.borrow_mut().insert(name.to_owned(), receiver);
         Ok(document)
+    }
+
+    /// Answer to a stream whose snapshot the volume has already.
+    async fn received_before(
+        &self,
+        name: &str,
+        start: &StreamStart,
+    ) -> Result<ReceiveDocument, Problem> {
+        let full = format!("{name}@{}", start.name);
+        let FoundVolume { pool_name, pool, .. } = self.required(name)?;
+        let changed = pool.has_changed(name, &full).await;
+        let mut answer = complete(name, start);
+        if changed.map_err(|error| problem(&pool_name, error))? {
+            answer.outcome = format!(
+                "{full} was received before; volume {name} has changed since, and stays as it is"
+            );
+        }
+        Ok(answer)
     }
 
     /// Applies frames. Returns the first frame of a stream whose snapshot the volume has already.

@@ -144,3 +144,21 @@ fn misspelled_setting_is_not_removed() {
         assert!(refused.detail.contains("`read_only`"), "{}", refused.detail);
     });
 }
+
+/// The answer was that the volume has the content of the snapshot.
+#[test]
+fn repeated_receive_knows_later_writes() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.write("db", 1).await;
+        bed.server.create_snapshots(&["db@a".to_owned()], false).await.unwrap();
+        let stream = bed.stream("db@a").await;
+        let whole = "volume copy has the content of copy@a";
+        assert_eq!(bed.receive("copy", &stream).await, whole);
+        assert_eq!(bed.receive("copy", &stream).await, whole);
+        bed.write("copy", 2).await;
+        let later = bed.receive("copy", &stream).await;
+        assert!(later.contains("copy@a was received before"), "{later}");
+        assert!(later.contains("volume copy has changed since"), "{later}");
+    });
+}
