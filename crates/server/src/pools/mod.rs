@@ -7,6 +7,7 @@
 //! - a pool that cannot be opened is retried, and blocks nothing else. Neither does a volume with
 //!   unusable settings.
 
+mod absence;
 mod device_orders;
 mod disk_search;
 mod fullness;
@@ -310,7 +311,7 @@ impl Pools {
     fn is_incomplete(&self) -> bool {
         let is_served =
             |slot: &PoolSlot| matches!(slot.state, PoolState::Open(_)) && slot.unserved.is_empty();
-        self.registry.is_unread() || !self.slots.borrow().values().all(is_served)
+        self.registry.unread().is_some() || !self.slots.borrow().values().all(is_served)
     }
 
     /// Drops the receivers of a pool, which hold its devices.

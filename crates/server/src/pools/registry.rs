@@ -66,10 +66,10 @@ impl Registry {
         }
     }
 
-    /// True if there may be pools that this server does not know, because it could not read the
-    /// state directory.
-    pub(super) fn is_unread(&self) -> bool {
-        self.is_configured && self.directory.is_err()
+    /// Reason why there may be pools that this server does not know: it could not read the state
+    /// directory.
+    pub(super) fn unread(&self) -> Option<&str> {
+        self.directory.as_ref().err().filter(|_| self.is_configured).map(String::as_str)
     }
 
     /// Path of the state directory, if it is usable.

@@ -207,9 +207,13 @@ impl Server {
         // An imported pool may have any names: at least allow deletion.
         let (volume, _) = full.split_once('@').map_or_else(|| parts(full), Ok)?;
         let found = self.find_in_pools(volume)?;
+        let is_found = found.is_some();
         let snapshot = found.as_ref().and_then(|found| find(&found.pool, full));
         let (Some(found), Some(snapshot)) = (found, snapshot) else {
             parts(full)?;
+            if !is_found {
+                self.pools.check_absent("snapshot", full)?;
+            }
             return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
         };
         found.check(VolumeOrder::DeleteSnapshot)?;

@@ -132,6 +132,43 @@ fn test(body: impl Future<Output = ()>) {
     block_on(body).unwrap();
 }
 
+/// The answer was that there is nothing to do, with success.
+#[test]
+fn volume_of_closed_pool_does_not_count_as_deleted() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.with_closed_pool();
+        for refused in [
+            bed.server.delete_volume(None, "x", false, false).await,
+            bed.server.delete_snapshot("x@a", false).await,
+            bed.server.rename_volume(None, "x", "db", false, false).await,
+        ] {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.status, 409, "{refused:?}");
+            assert!(refused.detail.contains("pool slow is not open"), "{}", refused.detail);
+        }
+        let refused = bed.server.resize_volume("x", Some(32 << 20), false).await.unwrap_err();
+        assert_eq!(refused.status, 404);
+        assert!(refused.detail.contains("slow is not open"), "{}", refused.detail);
+        let named = bed.server.delete_volume(Some("fast"), "x", false, false).await.unwrap();
+        assert!(!named.changed);
+    });
+}
+
+#[test]
+fn deletions_are_idempotent_while_all_pools_are_open() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        for outcome in [
+            bed.server.delete_volume(None, "x", false, false).await.unwrap(),
+            bed.server.delete_snapshot("db@x", false).await.unwrap(),
+            bed.server.delete_snapshot("x@x", false).await.unwrap(),
+        ] {
+            assert!(!outcome.changed && outcome.outcome.ends_with("nothing to do"), "{outcome:?}");
+        }
+    });
+}
+
 /// The answer was that the volume has these settings already.
 #[test]
 fn misspelled_setting_is_not_removed() {

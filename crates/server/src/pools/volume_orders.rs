@@ -122,8 +122,11 @@ impl Server {
     fn required_in(&self, only: Option<&str>, name: &str) -> Result<FoundVolume, Problem> {
         let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
         self.find_in(only, name)?.ok_or_else(|| {
-            Problem::not_found(format!("no pool has a volume `{name}`"))
-                .accepting(known().map(|volume| volume.name().to_owned()))
+            let detail = match self.pools.unknown_names().filter(|_| only.is_none()) {
+                None => format!("no pool has a volume `{name}`"),
+                Some(why) => format!("no open pool has a volume `{name}`, but {why}"),
+            };
+            Problem::not_found(detail).accepting(known().map(|volume| volume.name().to_owned()))
         })
     }
 
@@ -421,6 +424,9 @@ impl Server {
         self.settle(name).await;
         self.settle(to).await;
         if self.find_in(only, name)?.is_none() && self.find_in_pools(to)?.is_some() {
+            if only.is_none() {
+                self.pools.check_absent("volume", name)?;
+            }
             let outcome = format!("there is a volume {to}, and none named {name}: nothing to do");
             return Ok(Outcome::unchanged(outcome));
         }
@@ -461,6 +467,9 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[name], only).await?;
         let Some(found) = self.find_in(only, name)? else {
+            if only.is_none() {
+                self.pools.check_absent("volume", name)?;
+            }
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
         found.check(VolumeOrder::Delete)?;
