@@ -1,5 +1,7 @@
 //! `flagstone reload`: has a running server read its configuration and its key files again.
 
+use std::fmt::Write as _;
+
 use clap::Args;
 use flagstone_server::api::document::ReloadDocument;
 use flagstone_units::counted;
@@ -27,19 +29,20 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<Exit, Failure> {
 }
 
 fn shown(reloaded: &ReloadDocument) -> String {
-    let begin = format!(
+    let ReloadDocument { limits_changed, withdrawn_hosts, next_start_keys } = reloaded;
+    let mut text = format!(
         "reloaded: new connections use the keys in the files, and {} changed\n",
-        counted(reloaded.limits_changed as u64, "limit")
+        counted(*limits_changed as u64, "limit")
     );
-    match reloaded.next_start_keys.is_empty() {
-        true => begin,
-        false => {
-            format!(
-                "{begin}take effect at the next start: {}\n",
-                reloaded.next_start_keys.join(", ")
-            )
+    for (what, names) in [
+        ("removed hosts, which are disconnected", withdrawn_hosts),
+        ("take effect at the next start", next_start_keys),
+    ] {
+        if !names.is_empty() {
+            let _ = writeln!(text, "{what}: {}", names.join(", "));
         }
     }
+    text
 }
 
 #[cfg(test)]
@@ -50,6 +53,7 @@ mod tests {
     fn keys_for_the_next_start_are_shown() {
         let document = |keys: &[&str]| ReloadDocument {
             limits_changed: 1,
+            withdrawn_hosts: Vec::new(),
             next_start_keys: keys.iter().map(ToString::to_string).collect(),
         };
         let text = "reloaded: new connections use the keys in the files, and 1 limit changed\n";
@@ -57,5 +61,8 @@ mod tests {
         assert!(
             shown(&document(&["server.cores", "limit.x"])).ends_with(": server.cores, limit.x\n")
         );
+        let withdrawn_hosts = vec!["db1".to_owned()];
+        let removed = ReloadDocument { withdrawn_hosts, ..document(&[]) };
+        assert!(shown(&removed).ends_with("\nremoved hosts, which are disconnected: db1\n"));
     }
 }

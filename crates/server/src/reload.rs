@@ -57,7 +57,8 @@ impl Server {
             }
             ReloadRefusal::Files(unusable)
         })?;
-        let reloaded = self.limits.reload(&self.config, &read);
+        let withdrawn = keys::withdrawn_hosts(&self.config, &read);
+        let reloaded = self.limits.reload(&self.config, &read, withdrawn);
         self.apply_files(files);
         Ok(reloaded)
     }
@@ -127,17 +128,26 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Applies the limits of `read` to a server that runs with `running`.
-    fn reload(&self, running: &Config, read: &Config) -> ReloadDocument {
+    /// Applies the limits of `read` to a server that runs with `running`. The keys of the hosts
+    /// `withdrawn_hosts` are withdrawn at once.
+    fn reload(
+        &self,
+        running: &Config,
+        read: &Config,
+        withdrawn_hosts: Vec<String>,
+    ) -> ReloadDocument {
         let limits_changed = self.apply(running, read);
         let changed = limits_changed;
         tracing::info!(changed, "reloaded the configuration and applied its limits");
-        let next_start_keys = running.keys_for_next_start(read);
+        let mut next_start_keys = running.keys_for_next_start(read);
+        let is_withdrawn =
+            |key: &str| withdrawn_hosts.iter().any(|host| key.strip_prefix("host.") == Some(host));
+        next_start_keys.retain(|key| !is_withdrawn(key));
         if !next_start_keys.is_empty() {
             let keys = next_start_keys.join(", ");
             tracing::warn!("changed keys that take effect at the next start: {keys}");
         }
-        ReloadDocument { limits_changed, next_start_keys }
+        ReloadDocument { limits_changed, withdrawn_hosts, next_start_keys }
     }
 
     /// Removes all limits, so that they do not delay the shutdown.
@@ -259,6 +269,28 @@ mod tests {
         .unwrap();
     }
 
+    /// The answer said that the removal takes effect at the next start.
+    #[test]
+    fn removed_host_is_withdrawn_at_once() {
+        block_on(async {
+            let host = |name: &str, file: &str| {
+                format!(
+                    "[host.{name}]\nnqn = \"nqn.2026-01.io.x:{name}\"\nkey_file = \"/{file}\"\n"
+                )
+            };
+            let kept = format!("{RUNNING}{}", host("kept", "shared"));
+            let running = parse(&format!("{kept}{}{}", host("one", "own"), host("two", "shared")));
+            let limits = open(&running).await;
+            let read = parse(&kept);
+            let withdrawn = keys::withdrawn_hosts(&running, &read);
+            let document = limits.reload(&running, &read, withdrawn);
+            assert_eq!(document.withdrawn_hosts, ["one"]);
+            // The key of this one is in use.
+            assert_eq!(document.next_start_keys, ["host.two"]);
+        })
+        .unwrap();
+    }
+
     #[test]
     fn reload_names_the_keys_for_the_next_start() {
         block_on(async {
@@ -266,8 +298,9 @@ mod tests {
             let limits = open(&running).await;
             let read = parse(&(RUNNING.replace("100", "200") + "[limit.x]\niops = 1\n"));
             let next_start_keys = vec!["limit.x".to_owned()];
-            let expected = ReloadDocument { limits_changed: 1, next_start_keys };
-            assert_eq!(limits.reload(&running, &read), expected);
+            let expected =
+                ReloadDocument { limits_changed: 1, next_start_keys, ..Default::default() };
+            assert_eq!(limits.reload(&running, &read, Vec::new()), expected);
         })
         .unwrap();
     }

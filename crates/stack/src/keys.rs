@@ -173,6 +173,17 @@ pub fn check(config: &Config) -> Vec<KeyError> {
     secrets.chain(tls.into_iter().filter_map(|path| read_tls(path).err())).collect()
 }
 
+/// Names of hosts that `next` does not have any more, and that [`ReadAgain`] leaves without the key
+/// by which they are admitted.
+pub fn withdrawn_hosts(running: &Config, next: &Config) -> Vec<String> {
+    let files = files_of_removed_hosts(running, next);
+    let is_withdrawn = |host: &&HostAccess| {
+        let proof = host.key_file.as_ref().or(host.tls_key_file.as_ref());
+        proof.is_some_and(|file| files.contains(file))
+    };
+    running.hosts.iter().filter(is_withdrawn).map(|host| host.name.clone()).collect()
+}
+
 /// Files of hosts that `next` does not have any more, and of nothing else.
 fn files_of_removed_hosts(running: &Config, next: &Config) -> BTreeSet<PathBuf> {
     let stays = |host: &HostAccess| next.hosts.iter().any(|other| other.nqn == host.nqn);

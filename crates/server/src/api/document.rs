@@ -360,10 +360,13 @@ pub struct LimitDocument {
 }
 
 /// `POST /v1/reload`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadDocument {
     /// Number of limits changed.
     pub limits_changed: usize,
+    /// Hosts that were removed, and whose keys are withdrawn: they are disconnected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub withdrawn_hosts: Vec<String>,
     /// Other keys of the configuration that changed; they take effect at the next start.
     pub next_start_keys: Vec<String>,
 }
