@@ -236,6 +236,16 @@ impl Server {
         let running = self.pools.removal(&name).filter(|removal| {
             removal.state == RemovalStateName::Running && removal.device == device
         });
+        let set = self.pools.slot(&name)?.set;
+        if !set.devices.contains(&device) {
+            // The answer to an earlier order may have been lost.
+            if !cancel && self.pools.removed.borrow().get(&name) == Some(&device) {
+                let outcome = format!("{device} was removed from pool {name}: nothing to do");
+                return Ok(Outcome::unchanged(outcome));
+            }
+            return Err(Problem::not_found(format!("pool {name} has no device {device}"))
+                .accepting(set.devices));
+        }
         let next = format!("flagstone pool status {name} --watch");
         if cancel {
             let outcome = match running {
@@ -243,8 +253,8 @@ impl Server {
                 None => Outcome::unchanged(format!("{device} is not being removed")),
             };
             if !dry_run {
-                self.pools.removals.borrow_mut().remove(&name);
-                let set = self.pools.slot(&name)?.set;
+                let is_own = |removal: &Removal| removal.document().device == device;
+                self.pools.removals.borrow_mut().retain(|of, one| *of != name || !is_own(one));
                 if set.removing.as_ref() == Some(&device) {
                     self.pools.set_devices(&name, DeviceSet { removing: None, ..set }).await?;
                 }
@@ -254,10 +264,6 @@ impl Server {
         if running.is_some() {
             let outcome = format!("{device} is being removed from pool {name} already");
             return Ok(Outcome::unchanged(outcome).with_next(next));
-        }
-        let set = self.pools.slot(&name)?.set;
-        if !set.devices.contains(&device) {
-            return Ok(Outcome::unchanged(format!("{device} is no device of pool {name}")));
         }
         let evacuation = pool.evacuate(&device).await;
         let evacuation = evacuation.map_err(|error| Problem::conflict(error.to_string()))?;
@@ -357,6 +363,7 @@ impl Server {
         set.removing = None;
         let recorded = self.pools.set_devices(name, set).await;
         recorded.map_err(|problem| problem.detail)?;
+        self.pools.removed.borrow_mut().insert(name.to_owned(), device.to_owned());
         let cleared = async {
             for named in open_devices(&[device.to_owned()]).await? {
                 release(&named, removed).await.map_err(|error| error.to_string())?;

@@ -77,6 +77,8 @@ pub(crate) struct Pools {
     slots: RefCell<BTreeMap<String, PoolSlot>>,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
+    /// Devices that were removed last, by name of the pool.
+    removed: RefCell<BTreeMap<String, String>>,
     openings: opening::Openings,
     imports: opening::Openings,
     attempts: opening::OpenAttempts,
@@ -201,6 +203,7 @@ impl Pools {
             slots: RefCell::new(slots),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
+            removed: RefCell::default(),
             openings: opening::Openings::default(),
             imports: opening::Openings::default(),
             attempts: opening::OpenAttempts::default(),

@@ -368,6 +368,7 @@ impl Server {
     async fn forget_pool(&self, name: &str) -> Result<(), Problem> {
         self.pools.registry.change(name, |entry| *entry = None).await?;
         self.pools.slots.borrow_mut().remove(name);
+        self.pools.removed.borrow_mut().remove(name);
         self.end_retirements(name, None);
         tracing::info!("pool {name} was destroyed");
         Ok(())

@@ -199,3 +199,41 @@ fn repeated_receive_knows_later_writes() {
         assert!(later.contains("volume copy has changed since"), "{later}");
     });
 }
+
+/// The answer was a success, as if it had been removed.
+#[test]
+fn unknown_device_is_not_removed() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let refused = bed.remove_device("disc", false).await.unwrap_err();
+        assert_eq!(refused.status, 404, "{refused:?}");
+        assert_eq!(refused.accepted.len(), 1, "{refused:?}");
+        assert!(refused.accepted[0].ends_with("/disk"), "{refused:?}");
+    });
+}
+
+/// The order ended the removal of the other device, which stayed recorded.
+#[test]
+fn cancel_of_another_device_keeps_a_removal() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let device = bed.file("second").to_str().unwrap().to_owned();
+        let (name, destroy_data, dry_run) = ("fast".to_owned(), false, false);
+        let grow = GrowPool { name, device, destroy_data, dry_run };
+        bed.server.grow_pool(grow).await.unwrap();
+        assert!(bed.remove_device("disk", false).await.unwrap().changed);
+        assert!(!bed.remove_device("second", true).await.unwrap().changed);
+        for _ in 0..3000 {
+            if bed.server.pools.removal("fast").is_none() {
+                break;
+            }
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        let devices = bed.server.pools.slot("fast").unwrap().set.devices;
+        assert!(devices.len() == 1 && devices[0].ends_with("/second"), "{devices:?}");
+        // The answer to the order may have been lost.
+        let again = bed.remove_device("disk", false).await.unwrap();
+        assert!(!again.changed && again.outcome.contains("was removed"), "{again:?}");
+        assert!(bed.remove_device("disk", true).await.is_err());
+    });
+}
