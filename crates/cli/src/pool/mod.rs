@@ -44,7 +44,8 @@ pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
         PoolCommand::Check(args) => verify::check(args).await,
         command @ PoolCommand::RemoveDevice(args) if args.wait => {
             send(&pool_order(command)?, false)?;
-            verify::wait_for_removal(&args.name, &args.order.api).await
+            let devices = absolute(std::slice::from_ref(&args.device))?;
+            verify::wait_for_removal(&args.name, &devices[0], &args.order.api).await
         }
         command @ PoolCommand::Scrub(args) if args.wait => {
             send(&pool_order(command)?, false)?;

@@ -8,7 +8,7 @@ use flagstone_pool::verify::check::CheckReport;
 use flagstone_pool::{NamedDevice, Pool};
 use flagstone_runtime::time;
 use flagstone_server::api::pool_document::{
-    DamageDocument, PoolDocument, ScrubDocument, ScrubStateName,
+    DamageDocument, PoolDocument, RemovalDocument, ScrubDocument, ScrubStateName,
 };
 use flagstone_server::http::encode;
 use flagstone_stack::{OpenOptions, open_device};
@@ -128,22 +128,76 @@ pub(super) async fn wait(name: &str, api: &ApiArgs) -> Result<Exit, Failure> {
     Ok(print(&show::scrub(&scrub), exit))
 }
 
+/// The removal of a device in progress; `None` after its success.
+fn removal<'a>(
+    pool: &'a PoolDocument,
+    device: &str,
+) -> Result<Option<&'a RemovalDocument>, Failure> {
+    let name = &pool.name;
+    let own = pool.removal.as_ref().filter(|removal| removal.device == device);
+    if let Some(RemovalDocument { reason: Some(reason), .. }) = own {
+        return Err(Failure::failed(format!("{device} stays in pool {name}: {reason}")));
+    }
+    if own.is_some() || !pool.devices.iter().any(|own| own == device) {
+        return Ok(own);
+    }
+    Err(Failure::failed(match &pool.reason {
+        Some(reason) => format!("{device} is still in pool {name}, which failed: {reason}"),
+        None => format!("the removal of {device} was canceled: it stays in pool {name}"),
+    }))
+}
+
 /// Waits until a device is removed.
-pub(super) async fn wait_for_removal(name: &str, api: &ApiArgs) -> Result<Exit, Failure> {
+pub(super) async fn wait_for_removal(
+    name: &str,
+    device: &str,
+    api: &ApiArgs,
+) -> Result<Exit, Failure> {
     let mut server = api.connect()?;
     let bar = progress_bar(Some(0), "{bytes} of {total_bytes} moved {wide_bar} {eta}");
     let path = format!("/v1/pools/{}", encode(name));
     loop {
         let pool: PoolDocument = server.get(&path)?;
-        let Some(removal) = &pool.removal else {
+        let Some(removal) = removal(&pool, device)? else {
             bar.finish_and_clear();
             return Ok(print(&show::pool(&pool), Exit::Success));
         };
-        if let Some(reason) = &removal.reason {
-            return Err(Failure::failed(reason));
-        }
         bar.set_length(removal.total_bytes);
         bar.set_position(removal.total_bytes.saturating_sub(removal.left_bytes));
         time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It printed the pool and exited with 0.
+    #[test]
+    fn canceled_removal_is_no_success() {
+        let running = |device: &str| {
+            let device = device.to_owned();
+            Some(RemovalDocument { device, ..RemovalDocument::default() })
+        };
+        let pool = |devices: &[&str], removal| PoolDocument {
+            name: "fast".to_owned(),
+            devices: devices.iter().map(ToString::to_string).collect(),
+            removal,
+            ..PoolDocument::default()
+        };
+        let of = |pool: &PoolDocument| {
+            removal(pool, "/b").map(|found| found.is_some()).map_err(|failure| failure.1)
+        };
+        assert_eq!(of(&pool(&["/a", "/b"], running("/b"))), Ok(true));
+        assert_eq!(of(&pool(&["/a"], None)), Ok(false));
+        for after in [None, running("/a")] {
+            let why = of(&pool(&["/a", "/b"], after)).unwrap_err();
+            assert!(why.contains("the removal of /b was canceled"), "{why}");
+        }
+        let reason = Some("no space".to_owned());
+        let failed = RemovalDocument { reason: reason.clone(), ..running("/b").unwrap() };
+        assert!(of(&pool(&["/a", "/b"], Some(failed))).unwrap_err().ends_with("no space"));
+        let closed = PoolDocument { reason, ..pool(&["/a", "/b"], None) };
+        assert!(of(&closed).unwrap_err().contains("which failed: no space"));
     }
 }
