@@ -473,15 +473,20 @@ impl Pool {
     /// [`VolumeError::Shrink`] for a smaller size, and as [`Pool::create_volume`].
     pub async fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
         let blocks = blocks_of(size_bytes)?;
-        self.change(name, |record| {
-            if blocks < record.blocks {
-                let is_bytes = record.blocks * BLOCK_BYTES as u64;
-                return Err(VolumeError::Shrink { is_bytes });
-            }
-            record.blocks = blocks;
-            Ok(())
-        })
-        .await
+        self.change(name, |record| grow_record(record, blocks)).await
+    }
+
+    /// Checks a size like [`Pool::resize_volume`], except for the space of a thick volume.
+    ///
+    /// # Errors
+    /// As [`Pool::create_volume`].
+    pub fn check_resize(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
+        let blocks = blocks_of(size_bytes)?;
+        let state = self.shared().state.lock();
+        let old = state.volume_table.by_name(name).cloned();
+        let mut record = old.ok_or_else(|| self.unknown(name))?;
+        grow_record(&mut record, blocks)?;
+        self.check(&state, &record)
     }
 
     /// Renames a volume. Handles stay valid.
@@ -545,6 +550,15 @@ impl Pool {
 /// Sum over the present volumes.
 fn sum_of(volume_table: &VolumeTable, blocks: impl Fn(&VolumeRecord) -> u64) -> u64 {
     volume_table.present().map(blocks).fold(0, u64::saturating_add)
+}
+
+fn grow_record(record: &mut VolumeRecord, blocks: u64) -> Result<(), VolumeError> {
+    if blocks < record.blocks {
+        let is_bytes = record.blocks * BLOCK_BYTES as u64;
+        return Err(VolumeError::Shrink { is_bytes });
+    }
+    record.blocks = blocks;
+    Ok(())
 }
 
 fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {

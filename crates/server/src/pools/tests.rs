@@ -237,3 +237,28 @@ fn cancel_of_another_device_keeps_a_removal() {
         assert!(bed.remove_device("disk", true).await.is_err());
     });
 }
+
+#[test]
+fn dry_run_refuses_the_sizes_that_the_resize_refuses() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        for size_bytes in [0, 4096, (16 << 20) + 512, 1 << 60] {
+            let of = |dry_run| bed.server.resize_volume("db", Some(size_bytes), dry_run);
+            let (dry, deed) = (of(true).await, of(false).await);
+            assert!(deed.is_err(), "{size_bytes}: {deed:?}");
+            assert_eq!(dry, deed, "{size_bytes}");
+        }
+    });
+}
+
+#[test]
+fn dry_run_of_a_plain_resize_compares_the_size() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        for size_bytes in [None, Some(1 << 20), Some(2 << 20)] {
+            let of = |dry_run| bed.server.resize_volume("own", size_bytes, dry_run);
+            let (dry, deed) = (of(true).await, of(false).await);
+            assert_eq!(dry, deed, "{size_bytes:?}");
+        }
+    });
+}

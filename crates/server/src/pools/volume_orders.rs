@@ -245,6 +245,7 @@ impl Server {
         if !size_bytes.is_multiple_of(4096) {
             return Err(Problem::invalid("the size is a multiple of 4096 bytes"));
         }
+        pool.check_resize(name, size_bytes).map_err(|error| problem(&pool_name, error))?;
         let status = pool.status();
         let free = status.capacity_bytes.saturating_sub(status.used_bytes + status.reserved_bytes);
         if info.thick && size_bytes - info.size_bytes > free {
@@ -286,14 +287,16 @@ impl Server {
         let device = device.ok_or_else(|| {
             Problem::conflict(format!("volume {name} is not open yet: see flagstone status {name}"))
         })?;
-        if dry_run {
-            return Ok(Outcome::changed(format!("volume {name} takes the size of its device")));
+        let before = device.geometry();
+        if !dry_run {
+            device.refresh();
         }
-        let before = device.geometry().size_bytes;
-        device.refresh();
-        let now = device.geometry().size_bytes;
+        let present = device.present_bytes().filter(|_| dry_run).unwrap_or_default();
+        let present = present - present % u64::from(before.block_bytes);
+        let now = device.geometry().size_bytes.max(present);
+        let before = before.size_bytes;
         let (from, to) = (exact_size(before), exact_size(now));
-        if before != now {
+        if before != now && !dry_run {
             let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
             let reported = self.target.resize_namespace(&nqn, served.nsid);
             reported.map_err(|error| failed(error.to_string()))?;
