@@ -105,7 +105,11 @@ fn plan(
         add(path, text, 0o644, None, "the service's access to the disk");
     }
     if let Some((path, peer)) = installation.peer {
-        add(path.to_owned(), &peer.text(), 0o600, None, "the peer's setup, with the keys");
+        let what = match peer.keys {
+            Some(_) => "the peer's setup, with the keys",
+            None => "the peer's setup, without keys",
+        };
+        add(path.to_owned(), &peer.text(), 0o600, None, what);
     }
     add(root.locate(own), &setup.configuration, 0o644, None, "the configuration");
     Ok(files)
@@ -324,6 +328,22 @@ mod tests {
         assert!(said.contains("keys/host") && said.contains("--force"), "{said}");
         run(root, &other, true, false).unwrap();
         assert_ne!(key(), first);
+    }
+
+    /// With `--insecure`, the line promised keys that do not exist.
+    #[test]
+    fn setup_of_the_peer_names_its_keys_if_it_has_any() {
+        let system = system();
+        let with_keys = setup("/dev/sdb");
+        let without = Setup::new(with_keys.configuration.clone(), None);
+        for (setup, said) in [(with_keys, ", with the keys)"), (without, ", without keys)")] {
+            let config = Config::parse("setup", &setup.configuration).unwrap();
+            let peer = Some((Path::new("/tmp/peer.json"), &setup));
+            let (root, force) = (system.path(), false);
+            let dry = Installation { root, force, dry_run: true, peer };
+            let shown = install(&setup, &config, &dry).unwrap();
+            assert!(shown.contains(said), "{shown}");
+        }
     }
 
     #[test]
