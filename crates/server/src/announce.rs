@@ -8,6 +8,7 @@ use crate::serve::Server;
 use crate::volume::ServedVolume;
 use flagstone_config::listen_spec::{ListenSpec, ListenTls, TcpListen};
 use flagstone_config::uri::encoded;
+use flagstone_config::{Config, Subsystem};
 use flagstone_units::exact_size;
 
 /// The announcement: machine-readable lines, then the commands.
@@ -58,7 +59,7 @@ pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
             continue;
         }
         for listener in listeners {
-            attach(&mut text, &served, listener);
+            attach(&mut text, &server.config, &served, listener);
         }
     }
     if listeners.iter().any(is_wildcard) {
@@ -79,12 +80,21 @@ fn host(address: &SocketAddr) -> String {
     }
 }
 
-fn attach(text: &mut String, served: &ServedVolume, listener: &ListenSpec) {
+/// Option of nvme-cli for the key of a host, if hosts of the subsystem have to prove one.
+fn secret_option(config: &Config, subsystem: &Subsystem) -> &'static str {
+    match config.hosts_of(subsystem).any(|host| host.key_file.is_some()) {
+        true => " --dhchap-secret KEY",
+        false => "",
+    }
+}
+
+fn attach(text: &mut String, config: &Config, served: &ServedVolume, listener: &ListenSpec) {
     let volume = &served.config;
     let _ = match listener {
         ListenSpec::NvmeTcp(TcpListen { address, tls }) => {
             let (subsystem, nsid) = (&served.subsystem, served.nsid);
             let tls = if *tls == ListenTls::Required { " --tls" } else { "" };
+            let secret = secret_option(config, subsystem);
             let note = match subsystem.namespaces.len() {
                 // A volume of a pool has a subsystem of its own.
                 0 | 1 => String::new(),
@@ -92,7 +102,7 @@ fn attach(text: &mut String, served: &ServedVolume, listener: &ListenSpec) {
             };
             writeln!(
                 text,
-                "  nvme connect -t tcp -a {} -s {} -n {}{tls}{note}",
+                "  nvme connect -t tcp -a {} -s {} -n {}{tls}{secret}{note}",
                 host(address),
                 address.port(),
                 subsystem.nqn
@@ -118,4 +128,26 @@ fn attach(text: &mut String, served: &ServedVolume, listener: &ListenSpec) {
             encoded(&path.to_string_lossy())
         ),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command without it is refused.
+    #[test]
+    fn keyed_subsystem_needs_the_secret_option() {
+        let volume = |name, host: &str| {
+            format!("[volume.{name}]\ndevice = \"null:1GiB\"\nallow_hosts = [\"{host}\"]\n")
+        };
+        let text = format!(
+            "{}{}[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\nkey_file = \"/k\"\n",
+            volume("keyed", "nqn.2026-01.io.x:h"),
+            volume("open", "nqn.2026-01.io.x:other")
+        );
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        let options: Vec<_> =
+            config.subsystems.iter().map(|one| secret_option(&config, one)).collect();
+        assert_eq!(options, [" --dhchap-secret KEY", ""]);
+    }
 }
