@@ -258,18 +258,19 @@ fn resync(
             _ => format!("a resync of {name} is already running"),
         }));
     }
-    let comparing = match compare.unwrap_or(peer.compare) {
-        true => ", after comparing checksums",
-        false => "",
+    let copied = match (full, compare.unwrap_or(peer.compare)) {
+        (true, true) => "all blocks are compared by checksum, and those that differ are copied",
+        (true, false) => "everything is copied",
+        (false, true) => {
+            "the out-of-sync blocks are compared by checksum, and those that differ are copied"
+        }
+        (false, false) => "the out-of-sync blocks are copied",
     };
-    let outcome = match full {
-        true => format!(
-            "everything is copied to {name}{comparing}; until the resync completes {} has the only \
-             consistent copy",
-            now.node
-        ),
-        false => format!("the out-of-sync blocks are copied to {name}{comparing}"),
-    };
+    let mut outcome = format!("{copied} to {name}");
+    if full {
+        let node = &now.node;
+        outcome += &format!("; until the resync completes {node} has the only consistent copy");
+    }
     // Reconnecting now instead of later is no change.
     let changed = full || other_compare || !connected;
     let effect = Effect::Resync { leg, full, compare };

@@ -195,7 +195,9 @@ fn resync_previews_by_state() {
     runs.peers[0].full_resync = true;
     unchanged(&runs, FULL);
     let compare = ParsedAction::Resync { full: true, compare: Some(true) };
-    assert!(applied(&runs, compare).outcome.contains("checksums"));
+    let compared = applied(&runs, compare).outcome;
+    assert!(!compared.contains("everything"), "{compared}");
+    assert!(compared.starts_with("all blocks are compared by checksum, and those that differ"));
     assert!(refused(&source(ReportedState::SplitBrain), FULL).contains("--keep mine"));
     refused(&source(ReportedState::Mismatch), RESYNC);
     refused(&target(|_| {}), RESYNC);
