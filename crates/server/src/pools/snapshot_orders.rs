@@ -171,14 +171,19 @@ impl Server {
         self.settle(volume).await;
         let (found, snapshot) = self.find_snapshot(full)?;
         found.check(VolumeOrder::Rollback)?;
+        let found_bytes = found.state.received_bytes();
         let FoundVolume { pool_name, pool, info, served, .. } = found;
         let _detached = self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
             false => format!(", and its size of {}", exact_size(snapshot.size_bytes)),
         };
+        let receiving = match found_bytes {
+            Some(_) => "; the stream that it was receiving begins again",
+            None => "",
+        };
         let outcome = Outcome::changed(format!(
-            "volume {volume} gets the content of {full}{sizes}"
+            "volume {volume} gets the content of {full}{sizes}{receiving}"
         ))
         .losing(Some(format!("everything written to volume {volume} since {full} was taken")));
         if dry_run {
