@@ -12,6 +12,7 @@ use crate::blocking::spawn_blocking;
 use crate::buf::{Buf, BufMut};
 use crate::executor::Executor;
 use crate::handle::Handle;
+use crate::limits::FILE_ATTEMPTS;
 pub use crate::op::PunchMode;
 use crate::op::{Op, OpFuture};
 
@@ -97,23 +98,36 @@ impl File {
 
     /// Reads at `offset` into `buf`. The count is short only at the end of the file.
     pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
-        let op = Op::ReadAt { file: self.handle.clone(), buf, offset };
-        match OpFuture::new(op).await {
-            (result, Op::ReadAt { buf, .. }) => (result.map(|n| n as usize), buf),
-            _ => unreachable!("an operation keeps its kind"),
+        let mut attempts = Attempts::default();
+        let mut buf = buf;
+        loop {
+            let op = Op::ReadAt { file: self.handle.clone(), buf, offset };
+            let (result, Op::ReadAt { buf: back, .. }) = OpFuture::new(op).await else {
+                unreachable!("an operation keeps its kind")
+            };
+            buf = back;
+            if !attempts.is_interrupted(&result) {
+                return (result.map(|n| n as usize), buf);
+            }
         }
     }
 
     /// Writes all of `buf` at `offset`. With `durable` the data is on stable storage on return.
     ///
     /// # Errors
-    /// Errors of the system; `WriteZero` if the medium accepts no more bytes.
+    /// Errors of the system; `WriteZero` if the medium accepts no more bytes; `Interrupted` only
+    /// with `durable`, as of [`File::sync`].
     pub async fn write_at(&self, buf: Buf, offset: u64, durable: bool) -> io::Result<()> {
         let mut rest = buf;
         let mut offset = offset;
+        let mut attempts = Attempts::default();
         while !rest.is_empty() {
             let op = Op::WriteAt { file: self.handle.clone(), buf: rest.clone(), offset, durable };
-            match OpFuture::new(op).await.0? {
+            let result = OpFuture::new(op).await.0;
+            if !durable && attempts.is_interrupted(&result) {
+                continue;
+            }
+            match result? {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
                 count => {
                     rest.advance(count as usize);
@@ -128,6 +142,8 @@ impl File {
     ///
     /// # Errors
     /// Errors of the system. After a failure, earlier writes may be lost: treat the file as failed.
+    /// This includes `Interrupted`: the system may have taken note of a lost write as reported, and
+    /// would report success the next time.
     pub async fn sync(&self) -> io::Result<()> {
         OpFuture::new(Op::Sync { file: self.handle.clone() }).await.0.map(drop)
     }
@@ -147,8 +163,28 @@ impl File {
     /// # Errors
     /// Errors of the system; `Unsupported` if the file system or device cannot do it.
     pub async fn punch(&self, offset: u64, len: u64, mode: PunchMode) -> io::Result<()> {
-        let op = Op::Punch { file: self.handle.clone(), offset, len, mode };
-        OpFuture::new(op).await.0.map(drop)
+        let mut attempts = Attempts::default();
+        loop {
+            let op = Op::Punch { file: self.handle.clone(), offset, len, mode };
+            let result = OpFuture::new(op).await.0;
+            if !attempts.is_interrupted(&result) {
+                return result.map(drop);
+            }
+        }
+    }
+}
+
+/// Attempts of an operation that a signal may interrupt before it has an effect.
+#[derive(Default)]
+struct Attempts(u32);
+
+impl Attempts {
+    /// True if the operation is to be repeated.
+    fn is_interrupted(&mut self, result: &io::Result<u32>) -> bool {
+        use io::ErrorKind::{Interrupted, WouldBlock};
+        let kind = result.as_ref().err().map(io::Error::kind);
+        self.0 += 1;
+        matches!(kind, Some(Interrupted | WouldBlock)) && self.0 < FILE_ATTEMPTS
     }
 }
 

@@ -156,3 +156,7 @@ pub(crate) const TLS_RX_SHRINK_AFTER: u32 = 64;
 
 /// Names of a client's certificate that are looked at.
 pub(crate) const TLS_CERTIFICATE_NAMES: usize = 64;
+
+/// Attempts of a file operation that the system interrupts (EINTR) or postpones (EAGAIN). A signal
+/// interrupts once, so that more than a few mean that the file system refuses.
+pub(crate) const FILE_ATTEMPTS: u32 = 16;

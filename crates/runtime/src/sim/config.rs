@@ -175,6 +175,8 @@ pub struct DiskFaults {
     pub lying_flushes: bool,
     /// Probability that a write lands somewhere else on the disk, and succeeds.
     pub misdirected_writes: f64,
+    /// Operations that end with EINTR, and have no effect, before one succeeds.
+    pub interruptions: u32,
     /// Byte ranges that cannot be read.
     pub unreadable: Vec<Range<u64>>,
     /// Byte ranges that cannot be read until they are written: latent sector errors.

@@ -147,6 +147,11 @@ impl State {
             return self.schedule(at, SimEvent::DiskDone(id, serial));
         }
         let Some(pending) = self.take_pending(id) else { return };
+        let interruptions = &mut self.disks[disk].faults.interruptions;
+        if *interruptions > 0 {
+            *interruptions -= 1;
+            return self.finished(id, Err(errno(libc::EINTR)));
+        }
         let result = match pending.work {
             SimWork::Read { disk, offset } => self.read_done(disk, offset, id, ops),
             SimWork::Write { disk, offset, data, durable } => {

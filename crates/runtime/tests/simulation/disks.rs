@@ -237,6 +237,35 @@ fn faults_hit_configured_operations() {
     assert!(sim.disk_stats(a, DISK).faults > 10);
 }
 
+/// A signal failed the write of a host.
+#[test]
+fn interrupted_operations_are_repeated() {
+    let (sim, a, _) = two_nodes(19);
+    sim.add_disk(a, DISK, DiskConfig::block_device(1 << 20));
+    let world = sim.world();
+    let work = sim.spawn_on(a, async move {
+        let disk = File::open(DISK, &OpenOptions::default()).unwrap();
+        let interrupt = |interruptions| {
+            world.set_faults(a, DISK, DiskFaults { interruptions, ..DiskFaults::default() });
+        };
+        interrupt(3);
+        disk.write_at(filled(4096, 1).await, 0, false).await.unwrap();
+        interrupt(3);
+        let (read, data) = disk.read_at(buf::alloc(4096).await, 0).await;
+        assert_eq!((read.unwrap(), data[4095]), (4096, 1));
+        interrupt(3);
+        disk.punch(0, 4096, PunchMode::Zero).await.unwrap();
+        // A file system that interrupts for good, and what might hide a lost write.
+        interrupt(u32::MAX);
+        assert!(disk.write_at(filled(4096, 1).await, 0, false).await.is_err());
+        interrupt(1);
+        assert!(disk.sync().await.is_err());
+        interrupt(1);
+        assert!(disk.write_at(filled(4096, 1).await, 0, true).await.is_err());
+    });
+    sim.block_on(work).unwrap();
+}
+
 #[test]
 fn concurrent_reads_can_see_torn_writes() {
     let torn = (0..300).any(|seed| {
