@@ -65,7 +65,7 @@ impl Controller {
 impl Target {
     fn discovery_view(&self, host: &Nqn, local: Option<SocketAddr>) -> View {
         // Read before the contents: the host then notices a change in between.
-        let generation = self.discovery_changes.load(std::sync::atomic::Ordering::Acquire);
+        let generation = self.discovery_generation();
         let mut ports: Vec<Listener> = Vec::new();
         for port in self.listeners().into_iter().filter_map(|port| reached(port, local)) {
             // 0.0.0.0 and :: may resolve to the same address for this host.

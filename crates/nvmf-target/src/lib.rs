@@ -282,6 +282,11 @@ impl Target {
         Ok(())
     }
 
+    /// Generation of the discovery log (GENCTR).
+    pub fn discovery_generation(&self) -> u64 {
+        self.discovery_changes.load(Ordering::Acquire)
+    }
+
     /// Sets whether subsystems are missing that are added later. Meanwhile, Connect to an unknown
     /// subsystem is refused with Connect Controller Busy, which hosts retry, because they give a
     /// subsystem up that does not exist.

@@ -102,11 +102,12 @@ impl Server {
             outcome = outcome.losing((!losses.is_empty()).then(|| losses.join("; ")));
         }
         let volumes = self.volumes_of(name);
-        let _detached = self.check_detached(&volumes, *force)?;
+        self.check_detached(&volumes, *force)?;
         if *dry_run {
             return Ok(outcome);
         }
         check_consent(ephemeral, *accept_ephemeral)?;
+        let _detached = self.keep_detached(&volumes, *force)?;
         self.retire_all(volumes).await.map_err(failed)?;
         self.pools.halt_scrub(name).await;
         self.pools.end_receivers(&pool);

@@ -277,11 +277,12 @@ impl Server {
             PoolState::Changing { .. } | PoolState::Closed { .. } => None,
         };
         let volumes = self.volumes_of(name);
-        let _detached = self.check_detached(&volumes, *force)?;
+        self.check_detached(&volumes, *force)?;
         let outcome = Outcome::changed(format!("pool {name} is opened again")).losing(loss);
         if *dry_run {
             return Ok(outcome);
         }
+        let _detached = self.keep_detached(&volumes, *force)?;
         self.retire_all(volumes).await.map_err(failed)?;
         if let PoolState::Open(pool) = &slot.state {
             // A disk that is restored meanwhile counts as an old copy.
@@ -418,10 +419,11 @@ impl Server {
             .with_next(format!("flagstone pool import {name} DEVICE… brings it back")),
         };
         let volumes = self.volumes_of(name);
-        let _detached = self.check_detached(&volumes, *force)?;
+        self.check_detached(&volumes, *force)?;
         if *dry_run {
             return Ok(outcome);
         }
+        let _detached = self.keep_detached(&volumes, *force)?;
         if let PoolState::Open(_) = &slot.state {
             // Discard the recorded identity first: after a crash, devices are blank, and the order
             // is repeated. If this cannot be recorded, nothing was destroyed.

@@ -10,7 +10,7 @@
 //!   that they repeat on their next connection;
 //! - the subsystem stays, without namespaces, and refuses Connect with a status that hosts retry.
 //!   It ends when the volume is served by another NQN, or is deleted ([`RetiredSubsystems`]);
-//! - from the question whether hosts are attached until the retirement, no host can connect
+//! - from the last question whether hosts are attached until the retirement, no host can connect
 //!   ([`DetachedVolumes`]).
 
 use std::cell::RefCell;
@@ -87,8 +87,8 @@ impl Pools {
 }
 
 impl Server {
-    /// Checks that no host is attached to the volumes, and lets none connect until the result is
-    /// dropped. With `force`, attached hosts are disconnected when a volume is retired.
+    /// Checks that no host is attached to the volumes. `force` accepts attached hosts, which are
+    /// disconnected when a volume is retired.
     ///
     /// # Errors
     /// 409 with the hosts that are attached.
@@ -96,14 +96,7 @@ impl Server {
         &self,
         volumes: &[Rc<ServedVolume>],
         force: bool,
-    ) -> Result<DetachedVolumes, Problem> {
-        let subsystems = volumes.iter().filter_map(|volume| nqn(&volume.subsystem.nqn).ok());
-        let detached =
-            DetachedVolumes { target: self.target.clone(), subsystems: subsystems.collect() };
-        // Before the question: a host could connect after its answer.
-        for nqn in &detached.subsystems {
-            let _ = self.target.suspend_connects(nqn);
-        }
+    ) -> Result<(), Problem> {
         for volume in volumes.iter().filter(|_| !force) {
             let hosts = connections(self, volume);
             if let Some(host) = hosts.first() {
@@ -115,6 +108,27 @@ impl Server {
                 )));
             }
         }
+        Ok(())
+    }
+
+    /// Lets no host attach to the volumes until the result is dropped, and then checks again. An
+    /// order that is refused or only previewed ends before: hosts notice a suspension.
+    ///
+    /// # Errors
+    /// As [`Server::check_detached`].
+    pub(super) fn keep_detached(
+        &self,
+        volumes: &[Rc<ServedVolume>],
+        force: bool,
+    ) -> Result<DetachedVolumes, Problem> {
+        self.check_detached(volumes, force)?;
+        let subsystems = volumes.iter().filter_map(|volume| nqn(&volume.subsystem.nqn).ok());
+        let detached =
+            DetachedVolumes { target: self.target.clone(), subsystems: subsystems.collect() };
+        for nqn in &detached.subsystems {
+            let _ = self.target.suspend_connects(nqn);
+        }
+        self.check_detached(volumes, force)?;
         Ok(detached)
     }
 

@@ -173,7 +173,7 @@ impl Server {
         found.check(VolumeOrder::Rollback)?;
         let found_bytes = found.state.received_bytes();
         let FoundVolume { pool_name, pool, info, served, .. } = found;
-        let _detached = self.check_detached(served.as_slice(), force)?;
+        self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
             false => format!(", and its size of {}", exact_size(snapshot.size_bytes)),
@@ -189,6 +189,7 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
+        let _detached = self.keep_detached(served.as_slice(), force)?;
         if let Some(served) = &served {
             self.retire(served).await.map_err(failed)?;
         }

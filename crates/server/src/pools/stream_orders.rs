@@ -326,7 +326,7 @@ impl Server {
             }
         };
         check_unchanged().await?;
-        let _detached = self.check_detached(served.as_slice(), part.force)?;
+        let _detached = self.keep_detached(served.as_slice(), part.force)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(failed)?;
         }

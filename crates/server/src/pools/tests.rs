@@ -262,3 +262,21 @@ fn dry_run_of_a_plain_resize_compares_the_size() {
         }
     });
 }
+
+/// Hosts of a discovery controller were told about a change.
+#[test]
+fn dry_run_suspends_no_subsystem() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.server.create_snapshots(&["db@a".to_owned()], false).await.unwrap();
+        bed.create_volume("x", json!({})).await.unwrap();
+        let before = bed.server.target.discovery_generation();
+        bed.server.rollback("db@a", false, true).await.unwrap();
+        bed.server.rename_volume(None, "db", "new", false, true).await.unwrap();
+        bed.server.delete_volume(None, "x", false, true).await.unwrap();
+        let name = "fast".to_owned();
+        let destroy = DestroyPool { name, force: false, dry_run: true };
+        bed.server.destroy_pool(destroy).await.unwrap();
+        assert_eq!(bed.server.target.discovery_generation(), before);
+    });
+}

@@ -337,10 +337,9 @@ impl Server {
         let own = served.as_ref().map(|served| served.number);
         let (volume, subsystem) = self.checked(&pool_name, name, &settings, own)?;
         let live = served.clone().filter(|served| is_live(served, &volume, &subsystem));
-        let _detached = match &live {
-            Some(_) => None,
-            None => Some(self.check_detached(served.as_slice(), *force)?),
-        };
+        if live.is_none() {
+            self.check_detached(served.as_slice(), *force)?;
+        }
         let outcome = Outcome::changed(match &live {
             Some(_) => format!("volume {name} is changed while hosts are attached"),
             None => {
@@ -350,6 +349,10 @@ impl Server {
         if *dry_run {
             return Ok(outcome);
         }
+        let _detached = match &live {
+            Some(_) => None,
+            None => Some(self.keep_detached(served.as_slice(), *force)?),
+        };
         let properties = settings::to_properties(&settings);
         let set = pool.set_volume(name, thick, properties).await;
         set.map_err(|error| problem(&pool_name, error))?;
@@ -445,11 +448,12 @@ impl Server {
         let settings = settings::from_properties(&info.properties).map_err(Problem::conflict)?;
         let own = served.as_ref().map(|served| served.number);
         self.checked(&pool_name, to, &settings, own)?;
-        let _detached = self.check_detached(served.as_slice(), force)?;
+        self.check_detached(served.as_slice(), force)?;
         let outcome = Outcome::changed(format!("volume {name} is renamed to {to}"));
         if dry_run {
             return Ok(outcome);
         }
+        let _detached = self.keep_detached(served.as_slice(), force)?;
         let renamed = pool.rename_volume(name, to).await;
         renamed.map_err(|error| problem(&pool_name, error))?;
         if let Some(slot) = self.pools.slots.borrow_mut().get_mut(&pool_name) {
@@ -484,13 +488,14 @@ impl Server {
             let name = name.to_owned();
             return Err(problem(&pool_name, VolumeError::HasSnapshots { name, snapshots }));
         }
-        let _detached = self.check_detached(served.as_slice(), force)?;
+        self.check_detached(served.as_slice(), force)?;
         let (full, used) = (exact_size(info.size_bytes), size(info.used_bytes));
         let outcome = Outcome::changed(format!("volume {name} is deleted from pool {pool_name}"))
             .losing(Some(format!("volume {name} of {full}, of which {used} are used")));
         if dry_run {
             return Ok(outcome);
         }
+        let _detached = self.keep_detached(served.as_slice(), force)?;
         self.pools.receivers.borrow_mut().remove(name);
         if let Some(served) = served
             && let Err(why) = self.retire(&served).await
