@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use flagstone_nbd::Exports;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::Target;
 use flagstone_pool::{Pool, PoolId, VolumeInfo};
@@ -45,18 +46,23 @@ pub(super) struct RetiredVolume {
     nqn: Nqn,
 }
 
-/// Volumes that admit no further NVMe hosts, until it is dropped. Volumes that were retired
-/// meanwhile are unaffected by that.
+/// Volumes that admit no further hosts, until it is dropped. Volumes that were retired meanwhile are
+/// unaffected by that.
 #[must_use]
 pub(super) struct DetachedVolumes {
     target: Arc<Target>,
     subsystems: Vec<Nqn>,
+    exports: Arc<Exports>,
+    export_names: Vec<String>,
 }
 
 impl Drop for DetachedVolumes {
     fn drop(&mut self) {
         for nqn in &self.subsystems {
             let _ = self.target.resume_connects(nqn);
+        }
+        for name in &self.export_names {
+            self.exports.resume(name);
         }
     }
 }
@@ -123,10 +129,17 @@ impl Server {
     ) -> Result<DetachedVolumes, Problem> {
         self.check_detached(volumes, force)?;
         let subsystems = volumes.iter().filter_map(|volume| nqn(&volume.subsystem.nqn).ok());
-        let detached =
-            DetachedVolumes { target: self.target.clone(), subsystems: subsystems.collect() };
+        let detached = DetachedVolumes {
+            target: self.target.clone(),
+            subsystems: subsystems.collect(),
+            exports: self.exports.clone(),
+            export_names: volumes.iter().map(|volume| volume.config.nbd_export.clone()).collect(),
+        };
         for nqn in &detached.subsystems {
             let _ = self.target.suspend_connects(nqn);
+        }
+        for name in &detached.export_names {
+            self.exports.suspend(name);
         }
         self.check_detached(volumes, force)?;
         Ok(detached)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_config::Config;
+use flagstone_nbd::ExportLookup;
 use flagstone_runtime::{Buf, block_on};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -278,5 +279,18 @@ fn dry_run_suspends_no_subsystem() {
         let destroy = DestroyPool { name, force: false, dry_run: true };
         bed.server.destroy_pool(destroy).await.unwrap();
         assert_eq!(bed.server.target.discovery_generation(), before);
+    });
+}
+
+/// A client could attach between the question and the retirement.
+#[test]
+fn detached_volume_admits_no_nbd_client() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let finds = || bed.server.exports.find("db");
+        let detached = bed.server.keep_detached(&bed.server.volumes_of("fast"), false).unwrap();
+        assert!(matches!(finds(), ExportLookup::Expected), "{:?}", finds());
+        drop(detached);
+        assert!(matches!(finds(), ExportLookup::Here(_)), "{:?}", finds());
     });
 }
