@@ -9,6 +9,7 @@ use flagstone_runtime::{spawn_blocking, time};
 
 use super::open::OperatorConsent;
 use super::orders::{answered, check_device};
+use super::retire::not_retired;
 use super::state_directory::PoolEntry;
 use super::{Outcome, PoolSlot, PoolState, failed, open_devices};
 use crate::http::Problem;
@@ -108,7 +109,7 @@ impl Server {
         }
         check_consent(ephemeral, *accept_ephemeral)?;
         let _detached = self.keep_detached(&volumes, *force)?;
-        self.retire_all(volumes).await.map_err(failed)?;
+        self.retire_all(volumes).await.map_err(|why| not_retired(&why))?;
         self.pools.halt_scrub(name).await;
         self.pools.end_receivers(&pool);
         self.pools.removals.borrow_mut().remove(name);

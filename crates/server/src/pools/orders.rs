@@ -15,6 +15,7 @@ use flagstone_units::display::size;
 use super::import::AcceptedLoss;
 use super::open::OperatorConsent;
 use super::path_threads::{PathThread, in_thread};
+use super::retire::not_retired;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::http::Problem;
@@ -283,7 +284,7 @@ impl Server {
             return Ok(outcome);
         }
         let _detached = self.keep_detached(&volumes, *force)?;
-        self.retire_all(volumes).await.map_err(failed)?;
+        self.retire_all(volumes).await.map_err(|why| not_retired(&why))?;
         if let PoolState::Open(pool) = &slot.state {
             // A disk that is restored meanwhile counts as an old copy.
             self.pools.registry.remember(name, || Some(pool.identity())).await;

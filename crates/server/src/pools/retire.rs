@@ -24,8 +24,8 @@ use flagstone_nvmf_target::Target;
 use flagstone_pool::{Pool, PoolId, VolumeInfo};
 use flagstone_runtime::{spawn, time};
 
-use super::Pools;
 use super::volume_state::VolumeState;
+use super::{Pools, failed};
 use crate::api::connections;
 use crate::connections::DRAIN_PERIOD;
 use crate::http::Problem;
@@ -90,6 +90,11 @@ impl Pools {
             slot.unserved.insert(name.to_owned(), why);
         }
     }
+}
+
+/// Problem of an order that ends before it changed anything, because of [`Server::retire`].
+pub(super) fn not_retired(why: &str) -> Problem {
+    failed(format!("{why}: it is served again when they have; repeat the order then"))
 }
 
 impl Server {
@@ -209,7 +214,7 @@ impl Server {
     ///
     /// # Errors
     /// Commands did not end in time. Hosts are disconnected, and the volume is served again when
-    /// the commands have ended.
+    /// the commands have ended, unless it is deleted.
     pub(super) async fn retire(&self, volume: &ServedVolume) -> Result<(), String> {
         let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
         // First, before its hosts could find out what follows.
@@ -242,11 +247,9 @@ impl Server {
             self.pools.draining.borrow_mut().remove(&number);
             return Ok(());
         }
-        let why = format!(
-            "commands of volume {} have not ended: it is served again when they have",
-            volume.name()
-        );
-        self.note_ending(number, &why);
+        let why = format!("commands of volume {} have not ended", volume.name());
+        let served = format!("{why}: it is served again when they have");
+        self.note_ending(number, &served);
         Err(why)
     }
 

@@ -7,12 +7,13 @@ use flagstone_units::display::size;
 use flagstone_units::exact_size;
 use serde_json::Value;
 
+use super::PoolState;
 use super::orders::Outcome;
+use super::retire::not_retired;
 use super::settings::{self, Settings};
 use super::stream_orders::end_receiving;
 use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::VolumeOrder;
-use super::{PoolState, failed};
 use crate::http::Problem;
 use crate::serve::Server;
 
@@ -191,7 +192,7 @@ impl Server {
         }
         let _detached = self.keep_detached(served.as_slice(), force)?;
         if let Some(served) = &served {
-            self.retire(served).await.map_err(failed)?;
+            self.retire(served).await.map_err(|why| not_retired(&why))?;
         }
         // A client that streams into the volume must begin again.
         self.pools.receivers.borrow_mut().remove(volume);

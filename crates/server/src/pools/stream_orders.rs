@@ -15,11 +15,12 @@ use flagstone_pool::{
 };
 use flagstone_units::exact_size;
 
+use super::Pools;
+use super::retire::not_retired;
 use super::settings::{self, Settings};
 use super::snapshot_orders::is_name;
 use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::{RECEIVING_KEY, ReceiveStep, StreamId, VolumeOrder, VolumeState};
-use super::{Pools, failed};
 use crate::api::pool_document::ReceiveDocument;
 use crate::http::Problem;
 use crate::limits::RECEIVE_RECORD_BYTES;
@@ -328,7 +329,7 @@ impl Server {
         check_unchanged().await?;
         let _detached = self.keep_detached(served.as_slice(), part.force)?;
         if let Some(served) = served {
-            self.retire(served).await.map_err(failed)?;
+            self.retire(served).await.map_err(|why| not_retired(&why))?;
         }
         let marked = async {
             // A host may have connected and written in between. From here on, none can.

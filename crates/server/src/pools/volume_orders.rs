@@ -403,7 +403,10 @@ impl Server {
         name: &str,
     ) -> Result<(), Problem> {
         if let Some(served) = served {
-            self.retire(&served).await.map_err(failed)?;
+            let retired = self.retire(&served).await;
+            retired.map_err(|why| {
+                failed(format!("volume {name} is changed, and {why}: it is served when they have"))
+            })?;
         }
         let info = pool.volume(name);
         let info = info.ok_or_else(|| failed("the volume was deleted"))?;
