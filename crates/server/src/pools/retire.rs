@@ -176,9 +176,13 @@ impl Server {
         }
     }
 
-    /// Removes the subsystem that made the hosts of a volume wait, unless `served` is its name.
+    /// Removes the subsystem that made the hosts of a volume wait, unless `served` is its name. A
+    /// name that another volume was served by before belongs to this volume now.
     pub(super) fn end_retirement(&self, volume: PoolId, served: Option<&Nqn>) {
-        let retired = self.pools.retired.borrow_mut().remove(&volume);
+        let mut all = self.pools.retired.borrow_mut();
+        let retired = all.remove(&volume);
+        all.retain(|_, other| Some(&other.nqn) != served);
+        drop(all);
         if let Some(retired) = retired.filter(|retired| Some(&retired.nqn) != served) {
             self.target.remove_retired_subsystem(&retired.nqn);
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_config::Config;
 use flagstone_nbd::ExportLookup;
+use flagstone_nvme::Nqn;
 use flagstone_runtime::{Buf, block_on};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -261,6 +262,30 @@ fn dry_run_of_a_plain_resize_compares_the_size() {
             let (dry, deed) = (of(true).await, of(false).await);
             assert_eq!(dry, deed, "{size_bytes:?}");
         }
+    });
+}
+
+fn nqn_of(name: &str) -> Nqn {
+    Nqn::new(&format!("nqn.2026-01.io.flagstone:{name}")).unwrap()
+}
+
+/// Hosts of the second volume were told that it does not exist.
+#[test]
+fn former_owner_of_a_name_does_not_end_its_retirement() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let served = |name: &str| {
+            let volumes = bed.server.volumes();
+            volumes.into_iter().find(|volume| volume.name() == name).unwrap()
+        };
+        let former = served("db");
+        let former_id = former.pool.as_ref().unwrap().id;
+        bed.server.retire(&former).await.unwrap();
+        bed.create_volume("heir", json!({"nqn": nqn_of("db").as_str()})).await.unwrap();
+        bed.server.retire(&served("heir")).await.unwrap();
+        let moved = Nqn::new("nqn.2026-01.io.x:moved").unwrap();
+        bed.server.end_retirement(former_id, Some(&moved));
+        assert!(bed.server.target.subsystem_status(&nqn_of("db")).is_ok());
     });
 }
 
