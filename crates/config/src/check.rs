@@ -464,6 +464,10 @@ fn refuse_own_subsystem(volume: &RawVolume, named: &Located<String>, report: &Re
     }
 }
 
+pub(crate) fn default_nqn(nvme: &Nvme, name: &str) -> String {
+    format!("{}:{name}", nvme.nqn_prefix)
+}
+
 fn subsystem(
     raw: &RawConfig,
     name: &Located<String>,
@@ -472,10 +476,8 @@ fn subsystem(
     allow_hosts: &Option<Located<Vec<String>>>,
     nqns: &mut Once<'_>,
 ) -> Subsystem {
-    let default = || Located {
-        value: format!("{}:{}", raw.server.nvme.nqn_prefix, name.value),
-        place: name.place.clone(),
-    };
+    let default =
+        || Located { value: default_nqn(&raw.server.nvme, &name.value), place: name.place.clone() };
     let nqn = nqn.cloned().unwrap_or_else(default);
     nqns.add(&nqn.value, &nqn.place);
     Subsystem {

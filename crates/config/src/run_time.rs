@@ -1,6 +1,6 @@
 //! Volumes made at run time: the table of a volume without its device, checked as in a file.
 
-use super::check;
+use super::check::{self, default_nqn};
 use super::diagnostic::{ConfigText, Diagnostics, Located, Report, SourceLocation};
 use super::{Backing, Config, Subsystem, Volume, parse_toml, syntax_help};
 use crate::names::check_volume_name;
@@ -15,6 +15,11 @@ pub fn pool_volume_keys() -> impl Iterator<Item = &'static str> {
 }
 
 impl Config {
+    /// NQN of a volume that has none in its settings.
+    pub fn default_nqn(&self, name: &str) -> String {
+        default_nqn(&self.server.nvme, name)
+    }
+
     /// Checks the volume `name` of a pool and its settings: the keys of a volume's table, as TOML.
     /// Limits and the prefix of NQNs come from this configuration. The index in the subsystem's
     /// `namespaces` has no meaning.

@@ -124,7 +124,7 @@ pub(crate) fn connect(
         return Err(ConnectField::SqSize.into());
     }
     let (subnqn, hostnqn) = data.check()?;
-    let subsystem = target.subsystem(&subnqn).ok_or_else(|| target.unknown_subsystem())?;
+    let subsystem = target.subsystem(&subnqn).ok_or_else(|| target.unknown_subsystem(&subnqn))?;
     // A host without a name is on no allow-list. Its identifier serves as its name, as for hosts
     // that derive their name from it.
     let allowed = hostnqn.map_or(subsystem.allows_all(), |nqn| subsystem.allows(&nqn));

@@ -43,7 +43,7 @@ pub mod vendor;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -147,8 +147,7 @@ pub struct Target {
     discovery_changes: AtomicU64,
     controllers: AtomicU32,
     draining: AtomicBool,
-    /// Subsystems may be missing that are added later.
-    incomplete: AtomicBool,
+    missing: Mutex<MissingSubsystems>,
     /// Refused Connects.
     refusals: RefusalLog,
     handshakes: Arc<Handshakes>,
@@ -158,6 +157,21 @@ pub struct Target {
     tls_server: OnceLock<TlsServer>,
     tls_refusals: RefusalLog,
     shares: OnceLock<Arc<BufferShares>>,
+}
+
+/// Subsystems that do not exist yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MissingSubsystems {
+    /// These.
+    Named(BTreeSet<Nqn>),
+    /// Unknown ones.
+    Any,
+}
+
+impl Default for MissingSubsystems {
+    fn default() -> MissingSubsystems {
+        MissingSubsystems::Named(BTreeSet::new())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -198,7 +212,7 @@ impl Target {
             discovery_changes: AtomicU64::new(1),
             controllers: AtomicU32::new(0),
             draining: AtomicBool::new(false),
-            incomplete: AtomicBool::new(false),
+            missing: Mutex::default(),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
             handshakes,
             authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),
@@ -282,21 +296,29 @@ impl Target {
         Ok(())
     }
 
+    /// Sets the subsystems that are missing, and added later. Connect to one of them is refused with
+    /// Connect Controller Busy, which hosts retry, because they give a subsystem up that does not
+    /// exist.
+    pub fn set_missing(&self, missing: MissingSubsystems) {
+        *self.missing.lock() = missing;
+    }
+
+    /// True if a subsystem that does not exist may be added later.
+    pub fn may_come(&self, nqn: &Nqn) -> bool {
+        match &*self.missing.lock() {
+            MissingSubsystems::Named(named) => named.contains(nqn),
+            MissingSubsystems::Any => true,
+        }
+    }
+
     /// Generation of the discovery log (GENCTR).
     pub fn discovery_generation(&self) -> u64 {
         self.discovery_changes.load(Ordering::Acquire)
     }
 
-    /// Sets whether subsystems are missing that are added later. Meanwhile, Connect to an unknown
-    /// subsystem is refused with Connect Controller Busy, which hosts retry, because they give a
-    /// subsystem up that does not exist.
-    pub fn set_incomplete(&self, incomplete: bool) {
-        self.incomplete.store(incomplete, Ordering::Release);
-    }
-
     /// Refusal of a Connect to an unknown subsystem.
-    fn unknown_subsystem(&self) -> ConnectRefusal {
-        match self.incomplete.load(Ordering::Acquire) {
+    fn unknown_subsystem(&self, nqn: &Nqn) -> ConnectRefusal {
+        match self.may_come(nqn) {
             true => Status::CONNECT_CONTROLLER_BUSY.into(),
             false => ConnectField::SubNqn.into(),
         }

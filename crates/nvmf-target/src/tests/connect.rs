@@ -1,5 +1,7 @@
 //! Connect: every check, and the state left by an ended queue.
 
+use std::collections::BTreeSet;
+
 use flagstone_auth::tls::{TlsKey, offered};
 use flagstone_auth::{KeyPair, KeyRing, KeyUse, TlsRing};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
@@ -465,15 +467,20 @@ fn queue_size_of_connect_on_queue_zero() {
 /// Linux gives up a subsystem that does not exist. The subsystems of a pool exist only once its
 /// disks are there.
 #[test]
-fn unknown_subsystem_of_incomplete_target_may_come() {
+fn hosts_of_missing_subsystems_wait() {
     let target = target();
-    let other = Attempt::admin(&host());
-    assert_eq!(other.send(&target).unwrap_err(), invalid(ConnectField::SubNqn));
-    target.set_incomplete(true);
-    assert_eq!(other.send(&target).unwrap_err(), busy());
+    let (missing, other) = (host(), Nqn::from_uuid([8; 16]));
+    let refusal = |nqn| Attempt::admin(nqn).send(&target).unwrap_err();
+    assert_eq!(refusal(&missing), invalid(ConnectField::SubNqn));
+    target.set_missing(MissingSubsystems::Named(BTreeSet::from([missing])));
+    assert_eq!(refusal(&missing), busy());
+    // The field's error, so that a mistyped name is not retried for good.
+    assert_eq!(refusal(&other), invalid(ConnectField::SubNqn));
+    target.set_missing(MissingSubsystems::Any);
+    assert_eq!(refusal(&other), busy());
     assert!(TestHost::connect(&target, &volume()).controller().is_ready());
-    target.set_incomplete(false);
-    assert_eq!(other.send(&target).unwrap_err(), invalid(ConnectField::SubNqn));
+    target.set_missing(MissingSubsystems::default());
+    assert_eq!(refusal(&missing), invalid(ConnectField::SubNqn));
 }
 
 #[test]

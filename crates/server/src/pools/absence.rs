@@ -1,7 +1,12 @@
-//! Absence: whether a volume that no open pool has may exist in a closed pool.
+//! Absence: whether a volume that no open pool has, or no host finds, may exist in a closed pool or
+//! be served later.
 
-use super::{PoolState, Pools};
+use flagstone_nvme::Nqn;
+use flagstone_nvmf_target::MissingSubsystems;
+
+use super::{PoolState, Pools, settings};
 use crate::http::Problem;
+use crate::serve::Server;
 
 impl Pools {
     /// Reason why a name that no open pool has may exist. `None` if all pools are open.
@@ -31,5 +36,31 @@ impl Pools {
                 "no open pool has {kind} {name}, but {why} and may have it: see flagstone pool status"
             ))),
         }
+    }
+}
+
+impl Server {
+    /// Lets hosts of volumes of pools that are not served yet wait for them.
+    pub(crate) fn note_missing_volumes(&self) {
+        self.target.set_missing(self.missing_subsystems());
+    }
+
+    /// Subsystems of volumes that may be served later. A closed pool may have any volume.
+    fn missing_subsystems(&self) -> MissingSubsystems {
+        if self.pools.unknown_names().is_some() {
+            return MissingSubsystems::Any;
+        }
+        let mut missing = Vec::new();
+        for slot in self.pools.slots.borrow().values() {
+            let PoolState::Open(pool) = &slot.state else { continue };
+            for name in slot.unserved.keys() {
+                let Some(info) = pool.volume(name) else { continue };
+                match settings::nqn(&self.config, name, &info.properties) {
+                    Ok(nqn) => missing.extend(Nqn::new(&nqn)),
+                    Err(_) => return MissingSubsystems::Any,
+                }
+            }
+        }
+        MissingSubsystems::Named(missing.into_iter().collect())
     }
 }

@@ -309,14 +309,6 @@ impl Pools {
         self.next_number.replace(self.next_number.get() + 1)
     }
 
-    /// True if there may be volumes of pools that are served later: a pool is not open, or one of
-    /// its volumes is not served, or the pools are unknown.
-    fn is_incomplete(&self) -> bool {
-        let is_served =
-            |slot: &PoolSlot| matches!(slot.state, PoolState::Open(_)) && slot.unserved.is_empty();
-        self.registry.unread().is_some() || !self.slots.borrow().values().all(is_served)
-    }
-
     /// Drops the receivers of a pool, which hold its devices.
     fn end_receivers(&self, pool: &Pool) {
         self.receivers.borrow_mut().retain(|name, _| pool.volume(name).is_none());
@@ -436,11 +428,6 @@ impl Server {
             }
         }
         self.note_missing_volumes();
-    }
-
-    /// Lets hosts of volumes of pools that are not served yet wait for them.
-    pub(crate) fn note_missing_volumes(&self) {
-        self.target.set_incomplete(self.pools.is_incomplete());
     }
 
     /// Devices of the opened pool; recorded if they differ from the record.

@@ -71,6 +71,20 @@ pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<S
     serde_json::from_str(table).map_err(|error| format!("its settings cannot be read: {error}"))
 }
 
+/// NQN of a volume, without a check of its other settings.
+///
+/// # Errors
+/// The reason why the settings are unusable.
+pub(crate) fn nqn(
+    config: &Config,
+    name: &str,
+    properties: &BTreeMap<String, String>,
+) -> Result<String, String> {
+    let settings = from_properties(properties)?;
+    let own = settings.get("nqn").and_then(Value::as_str).map(str::to_owned);
+    Ok(own.unwrap_or_else(|| config.default_nqn(name)))
+}
+
 /// Checks the keys that a change removes: a misspelled key would remove nothing. A stored key may be
 /// removed even if it is unknown, because a newer version may have stored it.
 ///

@@ -265,6 +265,32 @@ fn dry_run_of_a_plain_resize_compares_the_size() {
     });
 }
 
+/// Hosts would give up a volume that comes back.
+#[test]
+fn only_hosts_of_missing_volumes_wait() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let (db, other) = (nqn_of("db"), nqn_of("other"));
+        let waits = |nqn: &Nqn| bed.server.target.may_come(nqn);
+        assert!(!waits(&db) && !waits(&other));
+        let settings = json!({"nqn": "nqn.2026-01.io.x:y"});
+        bed.create_volume("named", settings).await.unwrap();
+        let unserved = |name: &str| {
+            let mut slots = bed.server.pools.slots.borrow_mut();
+            let slot = slots.get_mut("fast").unwrap();
+            slot.unserved.insert(name.to_owned(), "why".to_owned());
+        };
+        unserved("db");
+        unserved("named");
+        bed.server.note_missing_volumes();
+        assert!(waits(&db) && waits(&Nqn::new("nqn.2026-01.io.x:y").unwrap()));
+        assert!(!waits(&other) && !waits(&nqn_of("named")));
+        // A closed pool may have any volume.
+        bed.with_closed_pool();
+        assert!(waits(&other));
+    });
+}
+
 fn nqn_of(name: &str) -> Nqn {
     Nqn::new(&format!("nqn.2026-01.io.flagstone:{name}")).unwrap()
 }
