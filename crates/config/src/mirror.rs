@@ -396,8 +396,8 @@ fn check_peers(
     }
 }
 
-/// A replica admits all its peers by keys, or none: a peer without any is refused if another one
-/// has to prove a key.
+/// A replica admits all its peers by keys, or none: a peer that connects without any is refused if
+/// another one has to prove a key. With `tls = "allowed"` alone, a peer may connect without any.
 fn check_keys(
     raw: &RawConfig,
     mirror: &RawMirror,
@@ -411,7 +411,25 @@ fn check_keys(
         })
     };
     let has_none = |peer: &Peer| peer.key_file.is_none() && peer.tls_key_file.is_none();
-    let Some((open, _)) = found().find(|(_, peer)| has_none(peer)) else { return };
+    let Some((open, _)) = found().find(|(_, peer)| has_none(peer)) else {
+        let is_plain = |peer: &Peer| peer.key_file.is_none() && peer.tls == PeerDemand::Allowed;
+        let keyed = found().find(|(_, peer)| peer.key_file.is_some());
+        if let (Some((plain, _)), Some((keyed, _))) =
+            (found().find(|(_, peer)| is_plain(peer)), keyed)
+        {
+            let message = format!(
+                "peer `{}` has a `key_file`, so peer `{}` cannot reach the replica without TLS, which \
+                 its tls = \"allowed\" admits",
+                keyed.value, plain.value
+            );
+            let help = format!(
+                "write key_file = \"/PATH\", or tls = \"required\", in [peer.{}]",
+                plain.value
+            );
+            report.error(&plain.place, message, help);
+        }
+        return;
+    };
     let keyed = found().find_map(|(name, peer)| match () {
         // Even if its authentication is optional, others have no key to authenticate with.
         () if peer.key_file.is_some() => Some((name, "key_file")),

@@ -188,6 +188,25 @@ fn peers_of_one_mirror_have_keys_together() {
     }
 }
 
+/// The peer counted as one with a key, and was refused when it connected without TLS.
+#[test]
+fn peer_that_may_leave_out_tls_needs_a_key_too() {
+    for (tls, refused) in [("\ntls = \"allowed\"", true), ("", false)] {
+        for more in ["", "key_file = \"/k\"\n"] {
+            let text = format!(
+                "[server]\nnode = \"a\"\nlisten = [\"nvme-tcp://127.0.0.1:4420?tls=allowed\"]\n\
+                 [peer.b]\naddress = \"127.0.0.2\"\nkey_file = \"/k\"\n\
+                 [peer.c]\naddress = \"127.0.0.3\"\n{more}tls_key_file = \"/t\"{tls}\n\
+                 [volume.db]\nmirror.peers = [\"b\", \"c\"]\ndevice = \"/d\"\n"
+            );
+            let errors = Config::parse("f", &text).err().map_or(String::new(), |e| e.to_string());
+            let is_refused = errors.contains("so peer `c` cannot reach the replica without TLS");
+            assert_eq!(is_refused, refused && more.is_empty(), "{errors}");
+            assert_eq!(errors.is_empty(), !is_refused, "{errors}");
+        }
+    }
+}
+
 #[test]
 fn peer_off_loopback_needs_a_key_or_the_word() {
     let mirror = |address: &str, key: &str| {
