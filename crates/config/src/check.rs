@@ -113,6 +113,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     }
     check_volume_names(&raw, report);
     check_devices(&raw.volumes, report);
+    super::pool_leg::check_legs(&raw, report);
     let shared = resolve_limits(&raw, report);
     let peers = super::mirror::check_mirrors(&raw, &listen, report);
     let subsystems = resolve_subsystems(&raw, report);

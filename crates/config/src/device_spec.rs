@@ -4,6 +4,7 @@
 //! /dev/nvme0n1   ./disk.img   disk.img        a disk or a file
 //! memory:1GiB                                 bytes in memory, gone with the process
 //! null:1TiB                                   reads zeroes, forgets writes
+//! pool:POOL/VOLUME                            a volume of a pool, as the leg of a mirror
 //! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
 //!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & key-file=PATH &
 //!              controller-key-file=PATH & tls-key-file=PATH & tls-identity=0 & concat &
@@ -27,6 +28,7 @@ use crate::limits::{
     MIN_DEVICE_BYTES,
 };
 use crate::names::{self, NameError};
+pub use crate::pool_leg::PoolVolumeSpec;
 use crate::read::key_path;
 pub use crate::uri::{AuthorityError, HostPort, UriHost};
 use crate::uri::{encoded, parse_authority, percent_decode, split_scheme};
@@ -50,6 +52,8 @@ pub enum DeviceSpec {
         /// From 4 KiB to 2^62, a multiple of 512.
         size_bytes: u64,
     },
+    /// A volume of a pool, which only the server opens.
+    PoolVolume(PoolVolumeSpec),
     NvmeTcp(NvmeTcpSpec),
     Nbd(NbdSpec),
 }
@@ -132,12 +136,17 @@ pub enum DeviceSpecError {
     )]
     HomeDirectory,
     #[error(
-        "unknown kind of device `{0}:` (known: memory:, null:, nvme-tcp://, nbd://, nbd+unix://); \
-         a file of that name is written ./{0}:…"
+        "unknown kind of device `{0}:` (known: memory:, null:, pool:, nvme-tcp://, nbd://, \
+         nbd+unix://); a file of that name is written ./{0}:…"
     )]
     UnknownScheme(String),
     #[error("write {0}")]
     WriteInstead(&'static str),
+    #[error(
+        "a volume of a pool is written pool:POOL/VOLUME, such as pool:fast/db-leg: see flagstone \
+         pool status for the names of pools"
+    )]
+    PoolVolume,
     #[error(
         "NBD over TLS is written nbds://HOST:10809/EXPORT, and there is none over a Unix socket"
     )]
@@ -187,6 +196,14 @@ impl DeviceSpec {
         matches!(self, DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_))
     }
 
+    /// The volume of a pool, if it is one.
+    pub fn pool_volume(&self) -> Option<&PoolVolumeSpec> {
+        match self {
+            DeviceSpec::PoolVolume(spec) => Some(spec),
+            _ => None,
+        }
+    }
+
     /// Returns true for memory and null devices, whose content is lost when they are closed.
     pub fn is_in_memory(&self) -> bool {
         matches!(self, DeviceSpec::Memory { .. } | DeviceSpec::Null { .. })
@@ -210,6 +227,7 @@ impl FromStr for DeviceSpec {
         match scheme {
             "memory" => Ok(DeviceSpec::Memory { size_bytes: parse_device_size(rest)? }),
             "null" => Ok(DeviceSpec::Null { size_bytes: parse_device_size(rest)? }),
+            "pool" => PoolVolumeSpec::parse(rest).map(DeviceSpec::PoolVolume),
             "nvme-tcp" => parse_nvme_tcp(rest).map(DeviceSpec::NvmeTcp),
             "nbd" => parse_nbd_tcp(rest).map(DeviceSpec::Nbd),
             "nbds" => parse_nbds(rest).map(DeviceSpec::Nbd),
@@ -237,6 +255,7 @@ fn unknown_scheme(scheme: &str) -> DeviceSpecError {
         "nbd" | "nbd+unix" => {
             WriteInstead("nbd://HOST:10809/EXPORT or nbd+unix:///EXPORT?socket=/path")
         }
+        "pool" | "pools" | "volume" | "zpool" => DeviceSpecError::PoolVolume,
         "unix" => WriteInstead("nbd+unix:///EXPORT?socket=/path"),
         _ => DeviceSpecError::UnknownScheme(scheme.chars().take(32).collect()),
     }
@@ -519,6 +538,7 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::Path(path) => fmt_path(path, f),
             DeviceSpec::Memory { size_bytes } => write!(f, "memory:{}", format_size(*size_bytes)),
             DeviceSpec::Null { size_bytes } => write!(f, "null:{}", format_size(*size_bytes)),
+            DeviceSpec::PoolVolume(spec) => spec.fmt(f),
             DeviceSpec::NvmeTcp(spec) => spec.fmt(f),
             DeviceSpec::Nbd(spec) => spec.fmt(f),
         }

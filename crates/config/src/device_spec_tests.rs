@@ -43,6 +43,18 @@ fn sizes() {
 }
 
 #[test]
+fn volume_of_a_pool_has_two_names() {
+    let spec = PoolVolumeSpec { pool: "fast".to_owned(), volume: "db-leg".to_owned() };
+    assert_eq!(parse("pool:fast/db-leg"), Ok(DeviceSpec::PoolVolume(spec)));
+    for text in ["pool:fast", "pool:", "pool:/db", "pool:fast/", "pools:fast/db", "POOL:fast/db"] {
+        assert_eq!(parse(text), Err(DeviceSpecError::PoolVolume), "{text}");
+    }
+    for text in ["pool:fast/db/x", "pool:-/db", "pool:fast/d b", "pool://fast/db"] {
+        assert!(parse(text).is_err(), "{text}");
+    }
+}
+
+#[test]
 fn nvme_tcp_with_and_without_options() {
     let nqn = "nqn.2026-01.io.flagstone:db";
     let Ok(DeviceSpec::NvmeTcp(plain)) = parse(&format!("nvme-tcp://192.0.2.1/{nqn}")) else {
@@ -215,6 +227,8 @@ fn spec() -> impl Strategy<Value = DeviceSpec> {
     prop_oneof![
         "/[^\\x00]{0,40}".prop_map(|path| DeviceSpec::Path(path.into())),
         size.clone().prop_map(|size_bytes| DeviceSpec::Memory { size_bytes }),
+        ("[a-z0-9][a-z0-9._-]{0,9}", "[a-z0-9][a-z0-9._-]{0,9}")
+            .prop_map(|(pool, volume)| { DeviceSpec::PoolVolume(PoolVolumeSpec { pool, volume }) }),
         size.prop_map(|size_bytes| DeviceSpec::Null { size_bytes }),
         nvme(),
         (address, "\\PC{0,40}").prop_map(|(address, export)| {

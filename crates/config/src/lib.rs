@@ -29,6 +29,7 @@ mod mirror;
 mod model;
 pub mod names;
 mod performance;
+mod pool_leg;
 mod profile;
 mod read;
 mod reader;

@@ -36,7 +36,7 @@ pub(crate) struct RawMirror {
     place: SourceLocation,
     peers: Vec<Located<String>>,
     group: Option<Located<String>>,
-    intent_log: Option<Located<DeviceSpec>>,
+    pub(crate) intent_log: Option<Located<DeviceSpec>>,
     /// Rates of the resync that are written, by key.
     rates: Vec<(&'static str, Located<u64>)>,
     /// Where `failover` is written.

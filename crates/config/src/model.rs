@@ -16,7 +16,7 @@ use flagstone_runtime::IoEngine;
 
 use crate::access;
 use crate::api_spec::ApiSpec;
-use crate::device_spec::{DeviceSpec, HostPort};
+use crate::device_spec::{DeviceSpec, HostPort, PoolVolumeSpec};
 use crate::listen_spec::ConfiguredListener;
 use crate::names::{Uuid, derived_uuid, serial_of};
 
@@ -432,6 +432,14 @@ pub enum Backing {
 }
 
 impl Backing {
+    /// The volume of a pool that is the leg of this mirrored volume.
+    pub fn leg(&self) -> Option<&PoolVolumeSpec> {
+        match self {
+            Backing::Device(device) => device.pool_volume(),
+            Backing::Stripe { .. } | Backing::Pool(_) => None,
+        }
+    }
+
     /// The devices; none of a pool.
     pub fn devices(&self) -> &[DeviceSpec] {
         match self {

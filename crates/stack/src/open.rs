@@ -84,6 +84,11 @@ pub async fn open_device(
         DeviceSpec::Null { size_bytes } => Arc::new(
             NullDevice::new(*size_bytes, block).map_err(|error| failed(error.to_string()))?,
         ),
+        DeviceSpec::PoolVolume(_) => {
+            let problem = "only the server opens the volumes of its pools: attach it over NVMe/TCP \
+                           or NBD, by an address of flagstone volume show";
+            return Err(failed(problem.to_owned()));
+        }
         DeviceSpec::NvmeTcp(remote) => open_nvme(remote, options).await.map_err(about)?,
         DeviceSpec::Nbd(remote) => open_nbd(remote).await.map_err(about)?,
     })

@@ -68,7 +68,10 @@ fn volume_of<'a>(config: &'a Config, spec: &DeviceSpec) -> Option<&'a Volume> {
             let index = subsystem.namespaces.get(usize::try_from(at).ok()?)?;
             config.volumes.get(*index)
         }
-        DeviceSpec::Path(_) | DeviceSpec::Memory { .. } | DeviceSpec::Null { .. } => None,
+        DeviceSpec::Path(_)
+        | DeviceSpec::Memory { .. }
+        | DeviceSpec::Null { .. }
+        | DeviceSpec::PoolVolume(_) => None,
     }
 }
 
@@ -87,6 +90,8 @@ fn provenance_of_device(device: &DeviceSpec) -> Provenance {
     match device {
         DeviceSpec::Path(_) => Provenance::Real,
         DeviceSpec::Memory { .. } | DeviceSpec::Null { .. } => Provenance::Memory,
+        // The devices of the pool are unknown here.
+        DeviceSpec::PoolVolume(_) => Provenance::Unknown,
         DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_) => Provenance::Served,
     }
 }
