@@ -39,6 +39,11 @@ impl ReopenableDevice {
         Arc::new(ReopenableDevice(RwLock::new(OpenDevice { geometry, device: Some(device) })))
     }
 
+    /// True unless the inner device was released.
+    pub fn is_open(&self) -> bool {
+        self.0.read().device.is_some()
+    }
+
     /// Releases the inner device.
     pub fn close(&self) {
         let mut held = self.0.write();
