@@ -8,5 +8,6 @@ pub(crate) mod order;
 pub mod replica;
 pub(crate) mod resize;
 pub(crate) mod roles;
+pub mod stale;
 mod status;
 pub(crate) mod transfer;
