@@ -73,17 +73,25 @@ impl Pool {
         let volumes = self.volumes().into_iter().filter(|volume| volume.incomplete);
         let names: Vec<String> = volumes.map(|volume| volume.name).collect();
         for name in &names {
-            let accepted = self.change(name, |record| {
-                record.incomplete = false;
-                Ok(())
-            });
-            match accepted.await {
-                // The volume was deleted meanwhile.
-                Ok(()) | Err(VolumeError::Unknown { .. }) => {}
-                Err(error) => return Err(error),
-            }
+            self.accept_incomplete(name).await?;
         }
         Ok(names)
+    }
+
+    /// Accepts that one volume lacks changes, so that it can be opened. Nothing happens if it lacks
+    /// none, or was deleted.
+    ///
+    /// # Errors
+    /// Errors of the devices.
+    pub async fn accept_incomplete(&self, name: &str) -> Result<(), VolumeError> {
+        let accepted = self.change(name, |record| {
+            record.incomplete = false;
+            Ok(())
+        });
+        match accepted.await {
+            Ok(()) | Err(VolumeError::Unknown { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads, writes and flushes the log device; returns at once without one. Never returns if the

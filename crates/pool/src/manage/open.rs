@@ -47,6 +47,9 @@ pub struct OpenOptions {
     pub tail: LostTail,
     /// Checks on the devices.
     pub expected: ExpectedPool,
+    /// Names of volumes that cannot be opened if they lack changes, even if the tail is given up:
+    /// a mirror has their data.
+    pub mirrored: Vec<String>,
 }
 
 /// Handling of the tail of a lost log device.
@@ -220,7 +223,8 @@ async fn open_once(
 ) -> Result<(Pool, Option<OpenPlan>), Failure> {
     let FoundDevices { storage, superblock, superblocks, plan } =
         find_devices(&devices, options, log_use).await?;
-    let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
+    let (lost, mirrored) = (options.tail, &options.mirrored[..]);
+    let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost, mirrored };
     let pool = recover(storage, superblock, recovery).await?;
     Ok((pool, plan))
 }
@@ -352,6 +356,7 @@ struct Recovery<'a> {
     plan: Option<&'a OpenPlan>,
     log_use: LogUse,
     lost: LostTail,
+    mirrored: &'a [String],
 }
 
 async fn recover(
@@ -359,7 +364,7 @@ async fn recover(
     mut superblock: Superblock,
     recovery: Recovery<'_>,
 ) -> Result<Pool, Failure> {
-    let Recovery { superblocks, plan, log_use, lost } = recovery;
+    let Recovery { superblocks, plan, log_use, lost, mirrored } = recovery;
     let sizes = Sizes::of(&storage.layout);
     let cache = PageCache::new(CACHE_PAGES);
     let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
@@ -416,8 +421,10 @@ async fn recover(
              that were made since are lost"
         );
     }
-    if is_prefix && lost != LostTail::GiveUp {
-        mark_incomplete(&mut volume_table, &superblock.tail);
+    if is_prefix || gives_up && sequence < on_disk.reached {
+        mark_incomplete(&mut volume_table, &on_disk.tail, |name| {
+            lost != LostTail::GiveUp || mirrored.iter().any(|mirrored| mirrored == name)
+        });
     }
     let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
     let is_live = |segment: u32| {
@@ -445,10 +452,15 @@ async fn recover(
     Pool::start(storage, sizes, opened).await.map_err(with_log)
 }
 
-/// Marks volumes that lack changes, so that they cannot be opened.
-fn mark_incomplete(volume_table: &mut VolumeTable, tail: &TailVolumes) {
+/// Marks chosen volumes that lack changes, so that they cannot be opened.
+fn mark_incomplete(
+    volume_table: &mut VolumeTable,
+    tail: &TailVolumes,
+    is_chosen: impl Fn(&str) -> bool,
+) {
     for (id, volume) in &mut volume_table.volumes {
-        volume.incomplete |= tail.has(*id) && volume.is_present_volume();
+        let lacks = tail.has(*id) && volume.is_present_volume();
+        volume.incomplete |= lacks && is_chosen(&volume.name);
     }
 }
 

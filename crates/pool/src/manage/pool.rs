@@ -293,6 +293,18 @@ impl Pool {
         Ok(self.open_by_id(&mut state, id, blocks, false))
     }
 
+    /// Opens a volume that may lack changes, to mark its content as such before
+    /// [`Pool::accept_incomplete`].
+    ///
+    /// # Errors
+    /// [`VolumeError::Unknown`].
+    pub fn open_incomplete(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
+        let mut state = self.shared().state.lock();
+        let found = state.volume_table.by_name(name).map(|volume| (volume.id, volume.blocks));
+        let (id, blocks) = found.ok_or_else(|| self.unknown(name))?;
+        Ok(self.open_by_id(&mut state, id, blocks, false))
+    }
+
     pub(super) fn open_by_id(
         &self,
         state: &mut State,

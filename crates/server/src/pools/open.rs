@@ -148,7 +148,7 @@ impl Pools {
             }
         }
         let open = async |log, tail| {
-            let options = OpenOptions { log, tail, expected: expected.clone() };
+            let options = OpenOptions { log, tail, expected: expected.clone(), mirrored: Vec::new() };
             Pool::open_with(devices.clone(), &options).await
         };
         let full = |error: &PoolError, log| OpenPoolError {
@@ -247,7 +247,7 @@ impl Pools {
         };
         let identity = self.registry.identity(name);
         let expected = ExpectedPool { name: Some(name.to_owned()), identity };
-        Ok((devices, OpenOptions { log, tail, expected }))
+        Ok((devices, OpenOptions { log, tail, expected, mirrored: Vec::new() }))
     }
 
     /// Checks that no other disk is a copy of a device of the pool, unless the copy is older.

@@ -436,7 +436,12 @@ impl Node {
     /// Opens the pool like a server.
     async fn open(&self) -> Result<Pool, PoolError> {
         let expected = || ExpectedPool { name: Some("fast".to_owned()), identity: self.seen.get() };
-        let options = |tail| OpenOptions { log: log_device(self), tail, expected: expected() };
+        let options = |tail| OpenOptions {
+            log: log_device(self),
+            tail,
+            expected: expected(),
+            mirrored: Vec::new(),
+        };
         let kept = Pool::open_with(devices(&self.disks), &options(LostTail::Keep)).await;
         let is_lost = self.log.get() == LogDevice::Lost;
         let pool = match kept {
