@@ -25,3 +25,4 @@ mod signals;
 mod stack;
 mod subsystems;
 mod volume;
+mod wake;

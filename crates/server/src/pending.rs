@@ -21,11 +21,13 @@ use flagstone_runtime::{spawn, spawn_detached};
 
 use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
 use crate::mirrors::{MirroredVolume, remote_log};
+use crate::pools::legs::LegOpener;
 use crate::reload::Limits;
 use crate::serve::{ServeError, Server};
 use crate::stack::{Stack, open_stack};
 use crate::subsystems::{add_volume, nqn, unservable};
 use crate::volume::ServedVolume;
+use crate::wake::Wake;
 use flagstone_blockdev::StatsLayer;
 use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
@@ -35,6 +37,8 @@ pub(crate) struct PendingVolumes {
     pending: RefCell<BTreeMap<usize, PendingVolume>>,
     /// Failed attempts by volume index; kept after the volume has opened.
     failures: Vec<Cell<u64>>,
+    /// Ends the pauses between attempts.
+    wake: Wake,
 }
 
 #[derive(Clone, Debug)]
@@ -50,7 +54,7 @@ pub(crate) struct PendingVolume {
 impl PendingVolumes {
     pub(crate) fn new(volumes: usize) -> PendingVolumes {
         let failures = (0..volumes).map(|_| Cell::new(0)).collect();
-        PendingVolumes { pending: RefCell::default(), failures }
+        PendingVolumes { pending: RefCell::default(), failures, wake: Wake::default() }
     }
 
     pub(crate) fn volumes(&self) -> Vec<usize> {
@@ -92,13 +96,25 @@ impl PendingVolumes {
         pending.insert(volume, PendingVolume { reason, since, next_attempt: None });
     }
 
+    /// Waits for a first attempt, which comes later during the start.
+    pub(crate) fn begin(&self, volume: usize, reason: &str) {
+        let wait =
+            PendingVolume { reason: reason.to_owned(), since: time::now(), next_attempt: None };
+        self.pending.borrow_mut().insert(volume, wait);
+    }
+
+    /// Lets all pending volumes try at once.
+    pub(crate) fn wake(&self) {
+        self.wake.wake();
+    }
+
     fn set_next(&self, volume: usize, next: Option<Instant>) {
         if let Some(wait) = self.pending.borrow_mut().get_mut(&volume) {
             wait.next_attempt = next;
         }
     }
 
-    fn ended(&self, volume: usize) -> Option<PendingVolume> {
+    pub(crate) fn ended(&self, volume: usize) -> Option<PendingVolume> {
         self.pending.borrow_mut().remove(&volume)
     }
 }
@@ -108,14 +124,15 @@ impl PendingVolumes {
 pub(crate) async fn open_all(
     config: &Rc<Config>,
     limits: &Limits,
+    legs: &LegOpener,
 ) -> Result<Vec<Result<Stack, OpenError>>, OpenError> {
     let at_once = Semaphore::new(OPEN_AT_ONCE);
     let begin = |index: usize| {
-        let (config, at_once) = (config.clone(), at_once.clone());
+        let (config, at_once, legs) = (config.clone(), at_once.clone(), legs.clone());
         let (shared, own) = (limits.shared.clone(), limits.own[index].clone());
         let open = async move {
             let _permit = at_once.acquire(1).await;
-            open_stack(&config, index, &shared, own.as_ref()).await
+            open_stack(&config, index, &shared, own.as_ref(), &legs).await
         };
         spawn(open).abort_on_drop()
     };
@@ -130,7 +147,10 @@ pub(crate) async fn open_all(
         };
         let opened = match joined {
             Some(opened) => opened,
-            None => open_stack(config, index, &limits.shared, limits.own[index].as_ref()).await,
+            None => {
+                let own = limits.own[index].as_ref();
+                open_stack(config, index, &limits.shared, own, legs).await
+            }
         };
         match opened {
             Err(error) if !error.may_pass => return Err(error),
@@ -150,10 +170,13 @@ impl Server {
     /// Retries until a pending volume is open, then serves it. Cancel-safe.
     pub(crate) async fn open_pending(self: Rc<Self>, volume: usize) {
         let mut backoff = Backoff::new(*OPEN_PAUSE.start(), *OPEN_PAUSE.end());
+        let mut seen = self.pending.wake.count();
         loop {
             let pause = backoff.advance();
             self.pending.set_next(volume, Some(time::now() + pause));
-            time::sleep(pause).await;
+            if self.pending.wake.pause(pause, &mut seen).await {
+                backoff = Backoff::new(*OPEN_PAUSE.start(), *OPEN_PAUSE.end());
+            }
             self.pending.set_next(volume, None);
             match self.open_now(volume).await {
                 Ok(()) => break,
@@ -165,9 +188,10 @@ impl Server {
         tracing::info!("volume `{name}` is open after {waited} s");
     }
 
-    async fn open_now(&self, volume: usize) -> Result<(), ServeError> {
+    pub(crate) async fn open_now(&self, volume: usize) -> Result<(), ServeError> {
         let (shared, own) = (&self.limits.shared, self.limits.own[volume].as_ref());
-        let stack = open_stack(&self.config, volume, shared, own).await?;
+        let legs = self.pools.leg_opener();
+        let stack = open_stack(&self.config, volume, shared, own, &legs).await?;
         self.begin(volume, stack).await
     }
 

@@ -27,6 +27,7 @@ use crate::http::access::Users;
 use crate::mirrors::{self, MirrorEnd, MirrorShares, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::pools::Pools;
+use crate::pools::legs::Legs;
 use crate::reload::Limits;
 use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
@@ -150,7 +151,11 @@ async fn serve_until_signal(
     let signals = Signals::catch()?;
     let Some(server) = open(config, &signals).await? else { return Ok(()) };
     let server = Rc::new(server);
-    if signals.unless_stopped(server.open_pools()).await.is_none() {
+    let opened = async {
+        server.open_pools().await;
+        server.open_legs().await;
+    };
+    if signals.unless_stopped(opened).await.is_none() {
         // Nothing listens: a host that connected now would be told that the volumes of pools do
         // not exist, and would give them up.
         manager.stopping().await;
@@ -242,7 +247,10 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     let limits = Limits { shared: open_limits(&config.limits)?, own };
     let pending = PendingVolumes::new(config.volumes.len());
     // Unreachable devices take time to fail, so a signal may interrupt this.
-    let Some(stacks) = signals.unless_stopped(open_all(&config, &limits)).await else {
+    let pools = Pools::read(config.server.state.clone(), config.volumes.len()).await;
+    let pools = pools.with_legs(Legs::of(&config));
+    let legs = pools.leg_opener();
+    let Some(stacks) = signals.unless_stopped(open_all(&config, &limits, &legs)).await else {
         return Ok(None);
     };
     let stacks = stacks?;
@@ -271,7 +279,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         arbiter,
         volumes: RefCell::new(ServedVolume::configured(&config, &limits.own, &machine)),
         pending,
-        pools: Pools::read(config.server.state.clone(), config.volumes.len()).await,
+        pools,
         mirrors: RefCell::default(),
         limits,
         target,
@@ -287,10 +295,15 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         bound: OnceCell::new(),
         nbd_drain,
         cores: cores(),
-        config,
+        config: config.clone(),
     };
     server.note_missing_volumes();
     for (volume, stack) in stacks.into_iter().enumerate() {
+        if stack.is_err() && config.volumes[volume].backing.leg().is_some() {
+            // Its pool is opened next.
+            server.pending.begin(volume, "its pool is being opened");
+            continue;
+        }
         let begun = match stack {
             Ok(stack) => server.begin(volume, stack).await,
             Err(error) => Err(error.into()),

@@ -12,6 +12,7 @@ use flagstone_limit::Limiter;
 use flagstone_stack::{OpenError, check_block_size, open_backing, over, within};
 
 use crate::mirrors::{MirroredVolume, OpenLocalDevice, connect_log};
+use crate::pools::legs::LegOpener;
 
 pub(crate) struct Stack {
     pub(crate) device: SharedDevice,
@@ -69,9 +70,10 @@ pub(crate) async fn open_stack(
     index: usize,
     shared: &[Arc<Limiter>],
     own: Option<&Arc<Limiter>>,
+    legs: &LegOpener,
 ) -> Result<Stack, OpenError> {
     let volume = &config.volumes[index];
-    let (mut device, mut log) = open_devices(volume).await?;
+    let (mut device, mut log) = open_devices(volume, legs).await?;
     let mut mirrored = None;
     // From the device up.
     let mut layers = Vec::new();
@@ -79,7 +81,7 @@ pub(crate) async fn open_stack(
         device = if let LayerConfig::Mirror(_) = layer {
             let mirror = Rc::new(MirroredVolume::over(config, index, device, log.take()).await?);
             if !volume.backing.devices().iter().any(DeviceSpec::is_in_memory) {
-                mirror.set_reopen(local_device_opener(volume, layers.clone(), shared, own));
+                mirror.set_reopen(local_device_opener(volume, layers.clone(), shared, own, legs));
             }
             let device = mirror.device();
             mirrored = Some(mirror);
@@ -102,13 +104,14 @@ fn local_device_opener(
     layers: Vec<CountedLayer>,
     shared: &[Arc<Limiter>],
     own: Option<&Arc<Limiter>>,
+    legs: &LegOpener,
 ) -> OpenLocalDevice {
-    let below = Rc::new((volume.clone(), layers, shared.to_vec(), own.cloned()));
+    let below = Rc::new((volume.clone(), layers, shared.to_vec(), own.cloned(), legs.clone()));
     Rc::new(move || {
         let below = below.clone();
         let open = async move {
-            let (volume, layers, shared, own) = &*below;
-            let mut device = open_backing(volume).await?;
+            let (volume, layers, shared, own, legs) = &*below;
+            let mut device = open_local(volume, legs).await?;
             for layer in layers {
                 device = layer.over(volume, device, shared, own.as_ref())?;
             }
@@ -118,9 +121,20 @@ fn local_device_opener(
     })
 }
 
+/// Opens the backing devices of a volume, which may be a leg in a pool.
+async fn open_local(volume: &Volume, legs: &LegOpener) -> Result<SharedDevice, OpenError> {
+    match volume.backing.leg() {
+        Some(leg) => legs.open(volume, leg).await,
+        None => open_backing(volume).await,
+    }
+}
+
 /// Opens a volume's devices, and its remote log. Permanent errors precede transient ones.
-async fn open_devices(volume: &Volume) -> Result<(SharedDevice, Option<SharedDevice>), OpenError> {
-    let backing = open_backing(volume).await;
+async fn open_devices(
+    volume: &Volume,
+    legs: &LegOpener,
+) -> Result<(SharedDevice, Option<SharedDevice>), OpenError> {
+    let backing = open_local(volume, legs).await;
     if let Err(error) = &backing
         && !error.may_pass
     {

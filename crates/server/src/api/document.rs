@@ -120,7 +120,7 @@ impl From<RouteInfo> for Resource {
 pub struct VolumesDocument {
     /// Seconds since the server started. Two samples of the counters give rates.
     pub uptime_seconds: f64,
-    /// Volumes, in the order of the configuration, then volumes of pools.
+    /// Volumes, in the order of the configuration, then volumes of pools, then legs.
     pub volumes: Vec<VolumeDocument>,
 }
 
@@ -161,6 +161,9 @@ pub struct VolumeDocument {
     /// Place in a pool; absent for volumes of the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<PoolPlaceDocument>,
+    /// The mirrored volume of which it is the leg, which hosts use instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leg_of: Option<String>,
 }
 
 /// An address that a volume is served on.

@@ -72,6 +72,8 @@ pub struct PoolDocument {
     pub map_cache_bytes: u64,
     /// Volumes that are served, by name.
     pub volumes: Vec<String>,
+    /// Volumes that are legs of mirrored volumes, which hosts use instead.
+    pub legs: Vec<LegDocument>,
     /// Volumes that are not served.
     pub unserved: Vec<UnservedDocument>,
     /// Checkpoints since it was opened.
@@ -209,6 +211,15 @@ pub struct PoolLogDocument {
     pub tail_bytes: u64,
     /// Hosts slow down when the tail comes near this limit.
     pub limit_bytes: u64,
+}
+
+/// A volume of a pool that is the leg of a mirrored volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LegDocument {
+    /// Name.
+    pub name: String,
+    /// Name of the mirrored volume.
+    pub mirrored: String,
 }
 
 /// A volume of a pool that is not served.

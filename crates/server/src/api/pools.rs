@@ -4,21 +4,24 @@
 
 use std::rc::Rc;
 
-use flagstone_pool::PoolStatus;
+use flagstone_config::names::Uuid;
+use flagstone_pool::{PoolStatus, VolumeInfo};
 use flagstone_runtime::spawn;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::document::VolumeDocument;
 use super::pool_document::{
-    OrderDocument, PoolAction, PoolDocument, PoolLogDocument, PoolPlaceDocument, PoolStateName,
-    PoolsDocument, RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName,
+    LegDocument, OrderDocument, PoolAction, PoolDocument, PoolLogDocument, PoolPlaceDocument,
+    PoolStateName, PoolsDocument, RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName,
     UnservedDocument, VolumeAction,
 };
 use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::pools::scrub::ScrubOrder;
+use crate::pools::settings;
 use crate::pools::{
     AcceptedLoss, CloneVolume, ClosedCause, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume,
     Outcome, PoolSlot, PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
@@ -340,6 +343,11 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     let mut volumes: Vec<String> =
         server.volumes().iter().filter(of_pool).map(|volume| volume.name().to_owned()).collect();
     volumes.sort();
+    let legs = match &slot.state {
+        PoolState::Open(pool) => server.pools.legs_in(name, pool),
+        PoolState::Changing { .. } | PoolState::Closed { .. } => Vec::new(),
+    };
+    let legs = legs.into_iter().map(|(info, mirrored)| LegDocument { name: info.name, mirrored });
     let (scrub, removal) = (server.pools.scrub(name), server.pools.removal(name));
     let state = match status.failed {
         Some(_) => PoolStateName::Failed,
@@ -365,6 +373,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
             limit_bytes: log.limit_bytes,
         }),
         volumes,
+        legs: legs.collect(),
         unserved: unserved.collect(),
         checkpoints: status.checkpoints,
         cleaned_segments: status.cleaned_segments,
@@ -384,7 +393,10 @@ fn next(server: &Server, name: &str, status: &PoolStatus, slot: &PoolSlot) -> Op
         return Some(format!("check its devices, then run flagstone pool reopen {name}"));
     }
     let PoolState::Open(pool) = &slot.state else { return None };
-    if pool.volumes().iter().any(|volume| volume.incomplete) {
+    let lacks = |volume: &VolumeInfo| {
+        volume.incomplete && server.pools.mirrored(name, &volume.name).is_none()
+    };
+    if pool.volumes().iter().any(lacks) {
         return Some(format!(
             "to use these volumes without the writes that were lost, run flagstone pool give-up-tail \
              {name}; or restore them from a snapshot or a copy"
@@ -439,14 +451,42 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
     let place = volume.pool.as_ref()?;
     let PoolState::Open(pool) = server.pools.slot(&place.pool).ok()?.state else { return None };
     let info = pool.volume(volume.name())?;
-    Some(PoolPlaceDocument {
-        name: place.pool.clone(),
+    Some(place_of(&place.pool, info, place.settings.clone()))
+}
+
+fn place_of(pool: &str, info: VolumeInfo, settings: Settings) -> PoolPlaceDocument {
+    PoolPlaceDocument {
+        name: pool.to_owned(),
         thick: info.thick,
         used_bytes: info.used_bytes,
         stored_bytes: info.stored_bytes,
         origin: info.origin,
-        settings: place.settings.clone(),
-    })
+        settings,
+    }
+}
+
+/// The legs in open pools, by pool and name.
+pub(super) fn legs(server: &Server) -> Vec<VolumeDocument> {
+    let mut documents = Vec::new();
+    for (pool_name, slot) in server.pools.slots() {
+        let PoolState::Open(pool) = slot.state else { continue };
+        for (info, mirrored) in server.pools.legs_in(&pool_name, &pool) {
+            documents.push(VolumeDocument {
+                name: info.name.clone(),
+                size_bytes: info.size_bytes,
+                block_bytes: flagstone_pool::limits::BLOCK_BYTES as u32,
+                uuid: Uuid::from_bytes(info.uuid.0).to_string(),
+                devices: vec![format!("pool:{pool_name}")],
+                leg_of: Some(mirrored),
+                pool: Some({
+                    let settings = settings::from_properties(&info.properties);
+                    place_of(&pool_name, info, settings.unwrap_or_default())
+                }),
+                ..VolumeDocument::default()
+            });
+        }
+    }
+    documents
 }
 
 type PoolNumber = fn(&PoolDocument) -> u64;

@@ -22,15 +22,21 @@ use crate::stack::layer_name;
 use crate::volume::ServedVolume;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
-    let description = "All volumes, in the order of the configuration, then volumes of pools.";
+    let description =
+        "All volumes, in the order of the configuration, then volumes of pools, then legs.";
     router.get("/v1/volumes", description, on(api, async |api, _| Ok(all(&api).await)));
     let description = "One volume: its properties, attached hosts and I/O.";
     router.get(
         "/v1/volumes/{name}",
         description,
         on(api, async |api, call| {
-            let volume = api.server.find_volume(call.text("name"))?;
-            Ok(document(&api, &volume))
+            let name = call.text("name");
+            let is_named = |leg: &VolumeDocument| leg.name == name;
+            let leg = || pools::legs(&api.server).into_iter().find(is_named);
+            match api.server.find_volume(name) {
+                Ok(volume) => Ok(document(&api, &volume)),
+                Err(unknown) => leg().ok_or(unknown),
+            }
         }),
     );
 }
@@ -65,6 +71,7 @@ async fn all(api: &Api) -> VolumesDocument {
         }
         volumes.push(document(api, volume));
     }
+    volumes.extend(pools::legs(server));
     VolumesDocument { uptime_seconds: server.started.elapsed().as_secs_f64(), volumes }
 }
 
@@ -90,6 +97,7 @@ fn document(api: &Api, served: &ServedVolume) -> VolumeDocument {
         pending: pending::document(server, served.number),
         mirror: server.mirror_of(served.number).map(|mirrored| api.mirror_document(&mirrored)),
         pool: pools::place(server, served),
+        leg_of: None,
     }
 }
 

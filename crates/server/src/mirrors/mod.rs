@@ -60,6 +60,7 @@ use flagstone_runtime::time::{self, Backoff};
 
 use crate::limits::OPEN_PAUSE;
 use crate::subsystems::namespace_of;
+use crate::wake::Wake;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{HostPort, UriHost};
@@ -138,6 +139,8 @@ pub(crate) struct MirroredVolume {
     /// The same device as `leg`, reopened with `open_local_device` if there is one.
     reopenable: Arc<ReopenableDevice>,
     open_local_device: RefCell<Option<OpenLocalDevice>>,
+    /// The device is a volume of a pool.
+    is_leg: bool,
     /// Where the intent log is, if separate: as configured, until it is moved.
     log_spec: RefCell<Option<DeviceSpec>>,
     /// Device of the intent log, if separate and the replica is open.
@@ -158,6 +161,8 @@ pub(crate) struct MirroredVolume {
     /// The current or last attempt to reopen the replica.
     reopening: RefCell<Option<Reopening>>,
     reopens: Cell<u64>,
+    /// Ends the pause before the next attempt to reopen it.
+    retry_wake: Wake,
     /// The devices' contents are unverified when they are opened next.
     unverified: Cell<bool>,
     /// The mirror is being replaced or deleted: see [`Changing`](self::grow::Changing).
@@ -250,6 +255,7 @@ impl MirroredVolume {
             leg: reopenable.clone(),
             reopenable,
             open_local_device: RefCell::default(),
+            is_leg: volume.backing.leg().is_some(),
             log_spec: RefCell::new(mirror.intent_log.clone()),
             log: RefCell::default(),
             reopenable_log: RefCell::default(),
@@ -263,6 +269,7 @@ impl MirroredVolume {
             watch: RefCell::default(),
             reopening: RefCell::default(),
             reopens: Cell::default(),
+            retry_wake: Wake::default(),
             unverified: Cell::default(),
             growing: Cell::default(),
             questions: Rc::default(),

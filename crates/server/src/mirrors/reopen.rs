@@ -30,6 +30,9 @@ const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs
 /// Pause between looks at a log device that is unusable.
 const LOG_RETRY: Duration = Duration::from_secs(2);
 
+/// How long a mirror may take to stop before its device is closed under it.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// A device that has worked for this long is healthy: earlier failures do not count.
@@ -156,6 +159,69 @@ impl MirroredVolume {
         self.reopen_soon();
     }
 
+    /// Attempts to reopen the devices at once, if they are to be reopened.
+    pub(crate) fn retry_now(&self) {
+        self.retry_wake.wake();
+    }
+
+    /// Stops the mirror and releases its device, which something else is about to close. The
+    /// devices are reopened afterwards. If the replica cannot be stopped in order, this is a crash
+    /// of it.
+    pub(crate) async fn release_device(self: &Rc<Self>, reason: &str) {
+        let create_lock = self.create_lock.acquire(1).await;
+        self.set_ana_state(false);
+        if let Some(mirror) = self.mirror().filter(|mirror| !mirror.is_closed()) {
+            let is_unverified = self.has_failed_flush() && mirror.is_idle_target();
+            mirror.leave_group_sessions();
+            match time::timeout(RELEASE_TIMEOUT, mirror.stop()).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    tracing::error!(volume = self.name, "the mirror did not stop cleanly: {error}");
+                }
+                Err(_) => tracing::error!(volume = self.name, "the mirror did not stop in time"),
+            }
+            if is_unverified {
+                self.unverified.set(true);
+            }
+            mirror.close();
+            self.abandon_mirror().await;
+        }
+        self.reopenable.close();
+        drop(create_lock);
+        if !self.has_ended() {
+            // Without a replica, the device is needed for its creation only.
+            self.reopen_bare_device();
+            return;
+        }
+        if self.reopening().is_none() {
+            let before = self.reopening.take();
+            let reopening = Reopening::begin(before.as_ref(), reason.to_owned(), time::now());
+            *self.reopening.borrow_mut() = Some(reopening);
+        }
+        self.reopen_soon();
+    }
+
+    /// Opens the device of a volume without a replica, as soon as possible.
+    fn reopen_bare_device(self: &Rc<Self>) {
+        let (this, wake) = (Rc::downgrade(self), self.retry_wake.clone());
+        let (mut pauses, mut seen) = (PAUSES, wake.count());
+        let opens = async move {
+            loop {
+                wake.pause(pauses.advance(), &mut seen).await;
+                let Some(this) = this.upgrade() else { return };
+                let _create_lock = this.create_lock.acquire(1).await;
+                match this.exchange_devices().await {
+                    Ok(()) if this.is_without_log() => return this.await_log(),
+                    Ok(()) => return,
+                    Err(MirrorFailure { problem, .. }) => {
+                        tracing::debug!(volume = this.name, "cannot open its device: {problem}");
+                    }
+                }
+            }
+        };
+        *self.watch.borrow_mut() = Some(spawn(opens).abort_on_drop());
+    }
+
     fn may_reopen(&self) -> bool {
         let mut reopening = self.reopening.borrow_mut();
         let Some(was) = reopening.as_mut() else { return true };
@@ -198,7 +264,9 @@ impl MirroredVolume {
         let target = self.target()?;
         // Its requests in flight must end before the devices are reused.
         self.abandon_mirror().await;
-        if self.unverified.get() {
+        // The pool of a leg may have been opened again. It keeps everything that was flushed.
+        let is_gone = !self.reopenable.is_open() || self.is_leg && self.leg.must_reopen();
+        if self.unverified.get() || is_gone {
             self.exchange_devices().await?;
         }
         let found = self.open().await?;
@@ -262,13 +330,15 @@ impl MirroredVolume {
 
 async fn retry(this: Weak<MirroredVolume>, mut pauses: Backoff) {
     let mut pause = pauses.advance();
+    let Some(wake) = this.upgrade().map(|this| this.retry_wake.clone()) else { return };
+    let mut seen = wake.count();
     loop {
         if let Some(this) = this.upgrade()
             && let Some(reopening) = this.reopening.borrow_mut().as_mut()
         {
             reopening.next = Some(time::now() + pause);
         }
-        time::sleep(pause).await;
+        wake.pause(pause, &mut seen).await;
         let Some(this) = this.upgrade() else { return };
         match this.reopen().await {
             // The task that follows the new mirror has replaced this one.

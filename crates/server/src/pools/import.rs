@@ -13,6 +13,7 @@ use flagstone_runtime::sync::oneshot;
 use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::disk_search::DiskCopy;
+use super::legs;
 use super::open::{OperatorConsent, examine};
 use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
@@ -128,6 +129,7 @@ impl Server {
         if let Some(loss) = &loss {
             order.accepted_loss.check(loss).map_err(Problem::conflict)?;
         }
+        let is_older = loss.is_some();
         let (sender, ended) = oneshot();
         let (server, own) = (self.clone(), name.clone());
         let task = spawn(async move {
@@ -137,6 +139,10 @@ impl Server {
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;
+            let opened = match opened {
+                Ok(pool) if is_older => legs::release_all(&pool).await.map(|()| pool),
+                opened => opened,
+            };
             let ended = server.end_import(order, identity, opened).await;
             match &ended {
                 Ok(outcome) => tracing::info!("import of pool {name}: {}", outcome.outcome),
@@ -225,6 +231,7 @@ impl Server {
             return Err(problem);
         }
         self.pools.apply_map_cache(name, &pool);
+        self.release_former_legs(name, &pool).await;
         self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;

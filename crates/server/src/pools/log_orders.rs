@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use flagstone_host::local_ssd::volatile_model;
 use flagstone_host::root::Root;
+use flagstone_pool::VolumeInfo;
 use flagstone_runtime::{spawn_blocking, time};
 
 use super::open::OperatorConsent;
@@ -104,12 +105,16 @@ impl Server {
         }
         let volumes = self.volumes_of(name);
         self.check_detached(&volumes, *force)?;
+        self.check_legs_idle(name, *force)?;
         if *dry_run {
             return Ok(outcome);
         }
         check_consent(ephemeral, *accept_ephemeral)?;
         let _detached = self.keep_detached(&volumes, *force)?;
         self.retire_all(volumes).await.map_err(|why| not_retired(&why))?;
+        let what = "its log device is being changed, and its devices have not answered";
+        self.pools.insert(name, PoolSlot::changing(slot.set.clone(), what));
+        self.release_legs(name).await;
         self.pools.halt_scrub(name).await;
         self.pools.end_receivers(&pool);
         self.pools.removals.borrow_mut().remove(name);
@@ -129,7 +134,6 @@ impl Server {
             };
             server.pools.registry.change(&own, change).await
         };
-        let what = "its log device is being changed, and its devices have not answered";
         self.reopen(name, set, what, permit, OperatorConsent::default(), work).await?;
         Ok(outcome)
     }
@@ -152,18 +156,26 @@ impl Server {
                     device was lost";
         match slot.state {
             PoolState::Open(pool) => {
-                let incomplete = pool.volumes().into_iter().filter(|volume| volume.incomplete);
+                // Mirrors restore their legs.
+                let is_given_up = |volume: &VolumeInfo| {
+                    volume.incomplete && self.pools.mirrored(name, &volume.name).is_none()
+                };
+                let incomplete = pool.volumes().into_iter().filter(is_given_up);
                 let names: Vec<String> = incomplete.map(|volume| volume.name).collect();
                 if names.is_empty() {
                     return Ok(Outcome::unchanged(format!(
-                        "no volume of pool {name} lacks writes: nothing to do"
+                        "no volume of pool {name} lacks writes that its mirror does not have: \
+                         nothing to do"
                     )));
                 }
                 let outcome = outcome.losing(Some(format!("of {}: {loss}", names.join(", "))));
                 if dry_run {
                     return Ok(outcome);
                 }
-                pool.give_up_tail().await.map_err(|error| failed(error.to_string()))?;
+                for volume in &names {
+                    let accepted = pool.accept_incomplete(volume).await;
+                    accepted.map_err(|error| failed(error.to_string()))?;
+                }
                 tracing::warn!("pool {name}: writes lost with the log device were given up");
                 self.serve_withheld(name, &pool, &names);
                 Ok(outcome)

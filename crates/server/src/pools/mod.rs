@@ -12,6 +12,7 @@ mod device_orders;
 mod disk_search;
 mod fullness;
 mod import;
+pub(crate) mod legs;
 mod log_orders;
 mod open;
 mod opening;
@@ -62,7 +63,7 @@ pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
 pub(crate) use stream_orders::ReceivePart;
 pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
-use volume_state::VolumeOrder;
+use volume_state::{VolumeOrder, VolumeState};
 
 use crate::http::Problem;
 use crate::limits::{IDENTITY_PERIOD, POOL_PAUSE};
@@ -74,7 +75,9 @@ use crate::volume::{PoolPlace, ServedVolume};
 /// Pools of a server.
 pub(crate) struct Pools {
     registry: Registry,
-    slots: RefCell<BTreeMap<String, PoolSlot>>,
+    slots: legs::Slots,
+    legs: legs::Legs,
+    opened_legs: legs::OpenedLegs,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     /// Devices that were removed last, by name of the pool.
@@ -200,7 +203,9 @@ impl Pools {
             .collect();
         Pools {
             registry,
-            slots: RefCell::new(slots),
+            slots: Rc::new(RefCell::new(slots)),
+            legs: legs::Legs::default(),
+            opened_legs: Rc::default(),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             removed: RefCell::default(),
@@ -215,6 +220,11 @@ impl Pools {
             locks: Default::default(),
             next_number: Cell::new(first_number),
         }
+    }
+
+    /// The same pools with these legs.
+    pub(crate) fn with_legs(self, legs: legs::Legs) -> Pools {
+        Pools { legs, ..self }
     }
 
     /// All pools by name.
@@ -403,6 +413,7 @@ impl Server {
                 let removing = set.removing.clone();
                 self.pools.registry.remember(name, || Some(pool.identity())).await;
                 self.pools.apply_map_cache(name, &pool);
+                self.release_former_legs(name, &pool).await;
                 self.pools.insert(name, PoolSlot::open(set, pool.clone()));
                 self.serve_pool(name, &pool);
                 self.pools.resume_scrub(name, &pool).await;
@@ -494,7 +505,20 @@ impl Server {
     /// # Errors
     /// The reason why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
-        self.pools.state_of(info).check(&info.name, VolumeOrder::Serve)?;
+        let state = self.pools.state_of(name, info);
+        if let VolumeState::Leg { .. } = state {
+            // Its mirror serves it.
+            if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
+                slot.unserved.remove(&info.name);
+            }
+            self.end_retirement(info.uuid, None);
+            self.wake_legs();
+            return Ok(());
+        }
+        state.check(&info.name, VolumeOrder::Serve)?;
+        if legs::was_leg(info) {
+            return Err("it was the leg of a mirror, which could not be recorded as ended".into());
+        }
         let settings = settings::from_properties(&info.properties)?;
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;

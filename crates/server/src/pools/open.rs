@@ -148,7 +148,8 @@ impl Pools {
             }
         }
         let open = async |log, tail| {
-            let options = OpenOptions { log, tail, expected: expected.clone(), mirrored: Vec::new() };
+            let mirrored = self.leg_names(name);
+            let options = OpenOptions { log, tail, expected: expected.clone(), mirrored };
             Pool::open_with(devices.clone(), &options).await
         };
         let full = |error: &PoolError, log| OpenPoolError {
@@ -247,7 +248,7 @@ impl Pools {
         };
         let identity = self.registry.identity(name);
         let expected = ExpectedPool { name: Some(name.to_owned()), identity };
-        Ok((devices, OpenOptions { log, tail, expected, mirrored: Vec::new() }))
+        Ok((devices, OpenOptions { log, tail, expected, mirrored: self.leg_names(name) }))
     }
 
     /// Checks that no other disk is a copy of a device of the pool, unless the copy is older.

@@ -279,12 +279,16 @@ impl Server {
         };
         let volumes = self.volumes_of(name);
         self.check_detached(&volumes, *force)?;
+        self.check_legs_idle(name, *force)?;
         let outcome = Outcome::changed(format!("pool {name} is opened again")).losing(loss);
         if *dry_run {
             return Ok(outcome);
         }
         let _detached = self.keep_detached(&volumes, *force)?;
         self.retire_all(volumes).await.map_err(|why| not_retired(&why))?;
+        let reopening = "it is being opened again, and its devices have not answered";
+        self.pools.insert(name, PoolSlot::changing(slot.set.clone(), reopening));
+        self.release_legs(name).await;
         if let PoolState::Open(pool) = &slot.state {
             // A disk that is restored meanwhile counts as an old copy.
             self.pools.registry.remember(name, || Some(pool.identity())).await;
@@ -297,7 +301,6 @@ impl Server {
         let PoolSlot { set, state, .. } = slot;
         // Closes the devices, and so unlocks them.
         drop(state);
-        let reopening = "it is being opened again, and its devices have not answered";
         let consent = OperatorConsent::default();
         self.reopen(name, set, reopening, permit, consent, async || Ok(())).await?;
         Ok(outcome)
@@ -390,6 +393,7 @@ impl Server {
         };
         let outcome = match &slot.state {
             PoolState::Open(pool) => {
+                self.check_no_legs(name, pool)?;
                 let infos = pool.volumes();
                 let listed = infos
                     .iter()

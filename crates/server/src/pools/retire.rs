@@ -75,13 +75,24 @@ pub(super) struct Draining {
     is_busy: bool,
 }
 
+/// State of a volume, apart from its use as a leg.
+pub(super) fn state_of(draining: &DrainingVolumes, info: &VolumeInfo) -> VolumeState {
+    let is_own = |ending: &Draining| ending.volume == info.uuid && ending.is_busy;
+    match draining.borrow().values().any(is_own) {
+        true => VolumeState::Draining,
+        false => VolumeState::of(info),
+    }
+}
+
 impl Pools {
-    /// State of a volume of an open pool.
-    pub(super) fn state_of(&self, info: &VolumeInfo) -> VolumeState {
-        let is_own = |ending: &Draining| ending.volume == info.uuid && ending.is_busy;
-        match self.draining.borrow().values().any(is_own) {
-            true => VolumeState::Draining,
-            false => VolumeState::of(info),
+    /// State of a volume of the open pool `pool`.
+    pub(super) fn state_of(&self, pool: &str, info: &VolumeInfo) -> VolumeState {
+        let state = state_of(&self.draining, info);
+        match (state, self.mirrored(pool, &info.name)) {
+            (VolumeState::Complete, Some(mirrored)) => {
+                VolumeState::Leg { mirrored: mirrored.to_owned() }
+            }
+            (state, _) => state,
         }
     }
 

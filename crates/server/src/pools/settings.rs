@@ -17,7 +17,7 @@ use crate::http::Problem;
 pub(crate) type Settings = Map<String, Value>;
 
 /// Key that the pool obeys. The others are keys of a volume's table in a configuration.
-const COMPRESSION_KEY: &str = COMPRESSION_PROPERTY;
+pub(super) const COMPRESSION_KEY: &str = COMPRESSION_PROPERTY;
 
 const VERSION_KEY: &str = "settings.version";
 const VERSION: &str = "1";

@@ -149,7 +149,8 @@ impl Server {
             [name] => format!("snapshot {name} is taken"),
             _ => format!("snapshots {listed} are taken at one point of the order of writes"),
         };
-        let outcome = Outcome::changed(outcome)
+        let caveats = volumes.iter().filter_map(|volume| self.resync_caveat(&pool_name, volume));
+        let outcome = Outcome::changed(outcome + &caveats.collect::<String>())
             .with_next(format!("flagstone volume clone {} NAME makes a volume of it", names[0]));
         if dry_run {
             return Ok(outcome);

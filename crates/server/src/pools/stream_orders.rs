@@ -394,7 +394,7 @@ impl Pools {
 
     /// Bytes of its snapshot that a volume durably has which is being received.
     pub(crate) fn received_bytes(&self, pool: &Pool, name: &str) -> Option<u64> {
-        self.state_of(&pool.volume(name)?).received_bytes()
+        VolumeState::of(&pool.volume(name)?).received_bytes()
     }
 }
 

@@ -10,6 +10,7 @@ use flagstone_units::display::size;
 use flagstone_units::exact_size;
 use serde_json::Value;
 
+use super::legs;
 use super::orders::Outcome;
 use super::settings::{self, Settings};
 use super::volume_state::{VolumeOrder, VolumeState};
@@ -76,16 +77,21 @@ impl Server {
     /// closed one.
     fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<FoundVolume>, Problem> {
         let is_configured =
-            |volume: &Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
+            |volume: &&Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
+        let volumes = self.volumes();
         let mut all = Vec::new();
         match only {
             Some(only) => all.push((only.to_owned(), self.pools.open_pool(only)?)),
-            None if self.volumes().iter().any(is_configured) => {
-                return Err(Problem::conflict(format!(
-                    "volume {name} is in the configuration, not in a pool: change it there"
-                )));
-            }
             None => {
+                if let Some(volume) = volumes.iter().find(is_configured) {
+                    let place = match volume.config.backing.leg() {
+                        Some(leg) => format!("and its leg {} in pool {}", leg.volume, leg.pool),
+                        None => "not in a pool".to_owned(),
+                    };
+                    return Err(Problem::conflict(format!(
+                        "volume {name} is in the configuration, {place}: change it there"
+                    )));
+                }
                 all.extend(self.pools.slots().into_iter().filter_map(
                     |(name, slot)| match slot.state {
                         PoolState::Open(pool) => Some((name, pool)),
@@ -109,7 +115,7 @@ impl Server {
                 volume.name() == name && place.is_some_and(|place| place.pool == pool_name)
             };
             let served = self.volumes().iter().find(is_own).cloned();
-            let state = self.pools.state_of(&info);
+            let state = self.pools.state_of(&pool_name, &info);
             found = Some(FoundVolume { pool_name, pool, info, served, state });
         }
         Ok(found)
@@ -168,7 +174,11 @@ impl Server {
                 ))),
             };
         }
-        self.checked(pool_name, name, &settings, None)?;
+        let mirrored = self.pools.mirrored(pool_name, name);
+        match mirrored {
+            Some(mirrored) => legs::check_settings(name, mirrored, &settings)?,
+            None => drop(self.checked(pool_name, name, &settings, None)?),
+        }
         if *size_bytes == 0 || !size_bytes.is_multiple_of(4096) {
             return Err(Problem::invalid("the size is a positive multiple of 4096 bytes"));
         }
@@ -179,9 +189,13 @@ impl Server {
         }
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
         let full = exact_size(*size_bytes);
+        let next = match mirrored {
+            Some(mirrored) => format!("flagstone mirror status {mirrored}, of which it is the leg"),
+            None => format!("flagstone volume show {name} has the addresses to attach"),
+        };
         let mut outcome =
             Outcome::changed(format!("volume {name} of {full}, {kind}, is in pool {pool_name}"))
-                .with_next(format!("flagstone volume show {name} has the addresses to attach"));
+                .with_next(next);
         if !*thick && *size_bytes > free {
             outcome.outcome += &format!(
                 "; it is larger than the free space of {}, and writes fail when the pool is full",
@@ -251,10 +265,18 @@ impl Server {
         if info.thick && size_bytes - info.size_bytes > free {
             return Err(no_space(&pool_name, free));
         }
-        let outcome = Outcome::changed(format!(
-            "volume {name} grows from {from} to {to}; NVMe hosts see it at once, NBD clients when \
-             they connect again"
-        ));
+        let outcome = match self.pools.mirrored(&pool_name, name) {
+            Some(mirrored) => {
+                Outcome::changed(format!("leg {name} of {mirrored} grows from {from} to {to}"))
+                    .with_next(format!(
+                        "when the legs of all nodes have grown: flagstone mirror grow {mirrored}"
+                    ))
+            }
+            None => Outcome::changed(format!(
+                "volume {name} grows from {from} to {to}; NVMe hosts see it at once, NBD clients \
+                 when they connect again"
+            )),
+        };
         if dry_run {
             return Ok(outcome);
         }
@@ -278,9 +300,14 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let name = served.name();
         if self.mirror_of(served.number).is_some() {
+            let how = match served.config.backing.leg() {
+                Some(leg) => {
+                    format!("run flagstone volume resize {} SIZE on all nodes", leg.volume)
+                }
+                None => "grow the devices of all nodes".to_owned(),
+            };
             return Err(Problem::conflict(format!(
-                "volume {name} is mirrored: grow the devices of all nodes, then run flagstone mirror \
-                 grow {name}"
+                "volume {name} is mirrored: {how}, then run flagstone mirror grow {name}"
             )));
         }
         let device = served.device.get();

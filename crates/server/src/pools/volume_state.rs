@@ -24,6 +24,11 @@ pub(super) enum VolumeState {
     },
     /// Out of service, with commands of hosts in progress.
     Draining,
+    /// The content is that of a leg of a mirrored volume of the configuration.
+    Leg {
+        /// Name of the mirrored volume.
+        mirrored: String,
+    },
 }
 
 /// An order on a volume or its snapshots.
@@ -101,6 +106,11 @@ impl VolumeState {
                 use VolumeOrder::{Delete, DeleteSnapshot, Promote, Resize, TakeSnapshot};
                 matches!(order, Delete | DeleteSnapshot | Promote | Resize | TakeSnapshot)
             }
+            // Other orders would change the content or the name under the mirror.
+            VolumeState::Leg { .. } => {
+                use VolumeOrder::{Create, DeleteSnapshot, Promote, Resize, TakeSnapshot};
+                matches!(order, Create | DeleteSnapshot | Promote | Resize | TakeSnapshot)
+            }
         }
     }
 
@@ -114,7 +124,8 @@ impl VolumeState {
         }
         Err(match self {
             VolumeState::Draining => ending(name),
-            _ => {
+            VolumeState::Leg { mirrored } => used_by(name, mirrored),
+            VolumeState::Complete | VolumeState::Receiving { .. } => {
                 let end = self.received_bytes().unwrap_or_default();
                 format!(
                     "volume {name} was not received in full: run flagstone volume receive {name} \
@@ -126,11 +137,23 @@ impl VolumeState {
         })
     }
 
+    /// Checks that the mirror may open the volume as its leg.
+    ///
+    /// # Errors
+    /// The reason why not, and the way out.
+    pub(super) fn check_leg(&self, name: &str) -> Result<(), String> {
+        match self {
+            VolumeState::Complete | VolumeState::Leg { .. } => Ok(()),
+            VolumeState::Draining => Err(ending(name)),
+            VolumeState::Receiving { .. } => self.check(name, VolumeOrder::Serve),
+        }
+    }
+
     /// True if the volume has a part of this stream.
     pub(super) fn is_receiving(&self, stream: &StreamId) -> bool {
         match self {
             VolumeState::Receiving { snapshot, received } => stream.is_of(snapshot, *received),
-            VolumeState::Complete | VolumeState::Draining => false,
+            VolumeState::Complete | VolumeState::Draining | VolumeState::Leg { .. } => false,
         }
     }
 
@@ -140,7 +163,7 @@ impl VolumeState {
             VolumeState::Receiving { received, .. } => {
                 Some(received.map_or(0, |received| received.end))
             }
-            VolumeState::Complete | VolumeState::Draining => None,
+            VolumeState::Complete | VolumeState::Draining | VolumeState::Leg { .. } => None,
         }
     }
 
@@ -162,6 +185,7 @@ impl VolumeState {
         };
         match self {
             VolumeState::Draining => Err(ending(name)),
+            VolumeState::Leg { mirrored } => Err(used_by(name, mirrored)),
             VolumeState::Complete if exists => Ok(ReceiveStep::Done),
             VolumeState::Complete if stream.base.is_some() => Ok(begin(true)),
             VolumeState::Complete => {
@@ -195,6 +219,13 @@ impl VolumeState {
 
 fn ending(name: &str) -> String {
     format!("commands of volume {name} have not ended: repeat the order, which waits for them")
+}
+
+fn used_by(name: &str, mirrored: &str) -> String {
+    format!(
+        "volume {name} is the leg of mirrored volume {mirrored}, which has its content: first remove \
+         [volume.{mirrored}] from the configuration of this node, and restart the server"
+    )
 }
 
 #[cfg(test)]
@@ -294,6 +325,25 @@ mod tests {
         for (state, exists, base, step, forced) in cases {
             let found = |force| state.receive("db", &stream(base), exists, force).ok();
             assert_eq!((found(false), found(true)), (step, forced), "{state:?} {exists} {base:?}");
+        }
+    }
+
+    #[test]
+    fn leg_keeps_its_name_and_content() {
+        use VolumeOrder::{Create, DeleteSnapshot, Promote, Resize, TakeSnapshot};
+        let leg = VolumeState::Leg { mirrored: "db".to_owned() };
+        for order in ORDERS {
+            let keeps = [Create, DeleteSnapshot, Promote, Resize, TakeSnapshot].contains(&order);
+            let checked = leg.check("db-leg", order);
+            assert_eq!(checked.is_ok(), keeps, "{order:?}");
+            assert!(keeps || checked.unwrap_err().contains("leg of mirrored volume db"));
+        }
+        for (exists, force) in [(true, true), (true, false), (false, true), (false, false)] {
+            assert!(leg.receive("db-leg", &stream(BASE), exists, force).is_err());
+        }
+        assert_eq!(leg.check_leg("db-leg"), Ok(()));
+        for state in [VolumeState::Draining, receiving(1, None)] {
+            assert!(state.check_leg("db-leg").is_err(), "{state:?}");
         }
     }
 

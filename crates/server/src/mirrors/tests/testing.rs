@@ -11,6 +11,7 @@ use flagstone_runtime::{buf, spawn_detached, time};
 use tempfile::NamedTempFile;
 
 use super::*;
+use crate::pools::legs::LegOpener;
 use crate::stack::open_stack;
 use flagstone_stack::open_device;
 
@@ -40,7 +41,7 @@ impl Node {
     /// A node with the first volume of a configuration.
     pub(super) async fn of(text: &str, listener: Listener) -> Node {
         let config = parsed(text);
-        let opened = open_stack(&config, 0, &[], None).await.unwrap();
+        let opened = open_stack(&config, 0, &[], None, &LegOpener::default()).await.unwrap();
         let (ids, port) = identifiers(share(&config).unwrap());
         let target = Target::new(TargetConfig {
             controller_ids: ids,
