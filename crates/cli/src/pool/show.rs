@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use flagstone_server::api::pool_document::{
-    OrderDocument, PoolDocument, PoolStateName, RemovalDocument, ScrubDocument,
+    LegDocument, OrderDocument, PoolDocument, PoolStateName, RemovalDocument, ScrubDocument,
 };
 use flagstone_units::display::size;
 
@@ -51,7 +51,7 @@ pub(super) fn pools(pools: &[PoolDocument]) -> String {
                 known(size(pool.used_bytes)),
                 known(size(pool.reserved_bytes)),
                 known(format!("{} %", pool.used_percent)),
-                known((pool.volumes.len() + pool.unserved.len()).to_string()),
+                known((pool.volumes.len() + pool.legs.len() + pool.unserved.len()).to_string()),
             ]
         })
         .collect();
@@ -107,10 +107,13 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             pool.cleaned_segments,
             size(pool.copied_bytes)
         );
-        let _ = match pool.volumes.is_empty() {
+        let _ = match pool.volumes.is_empty() && pool.legs.is_empty() {
             true => writeln!(text, "  no volumes"),
             false => writeln!(text, "  volumes {}", pool.volumes.join(", ")),
         };
+        for LegDocument { name, mirrored } in &pool.legs {
+            let _ = writeln!(text, "  volume {name} is the leg of mirrored volume {mirrored}");
+        }
     }
     if let Some(RemovalDocument { device, state, reason, left_bytes, .. }) = &pool.removal {
         let left = size(*left_bytes);

@@ -64,6 +64,9 @@ fn kind(volume: &VolumeDocument) -> String {
         Some(_) => Some("thin"),
         None => None,
     };
+    if let (Some(space), Some(mirrored)) = (space, &volume.leg_of) {
+        return format!("{space}, leg of {mirrored}");
+    }
     match (space, &volume.mirror) {
         (Some(space), Some(_)) => format!("{space}, mirrored"),
         (Some(space), None) => space.to_owned(),
@@ -74,6 +77,7 @@ fn kind(volume: &VolumeDocument) -> String {
 
 fn state(volume: &VolumeDocument) -> &'static str {
     match volume {
+        volume if volume.leg_of.is_some() => "used by its mirror",
         volume if volume.pending.is_some() => "not open",
         volume if not_served(volume).is_some() => "not served here",
         volume if volume.flush_failed => "rejects writes",
@@ -130,16 +134,22 @@ mod tests {
                 pool: Some(place(false, None)),
                 ..on("shop", "pool:fast")
             },
+            VolumeDocument {
+                leg_of: Some("crm".to_owned()),
+                pool: Some(place(false, None)),
+                ..on("crm-leg", "pool:fast")
+            },
         ];
         assert_eq!(
             table(&volumes),
             "\
-volume  kind            on                   size    used  hosts  state            clone of
-db      plain           disk.img          200 GiB       -      0  read-only
-orders  thick           pool:fast         200 GiB  47 MiB      0  served
-test    thin            pool:fast         200 GiB  47 MiB      0  served           orders@monday
-far     plain           nbd://10.0.0.2/x        -       -      0  not open
-shop    thin, mirrored  pool:fast         200 GiB  47 MiB      0  not served here
+volume   kind              on                   size    used  hosts  state               clone of
+db       plain             disk.img          200 GiB       -      0  read-only
+orders   thick             pool:fast         200 GiB  47 MiB      0  served
+test     thin              pool:fast         200 GiB  47 MiB      0  served              orders@monday
+far      plain             nbd://10.0.0.2/x        -       -      0  not open
+shop     thin, mirrored    pool:fast         200 GiB  47 MiB      0  not served here
+crm-leg  thin, leg of crm  pool:fast         200 GiB  47 MiB      0  used by its mirror
 "
         );
         assert!(table(&[]).starts_with("no volumes; next: flagstone volume create"));

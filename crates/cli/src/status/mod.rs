@@ -135,6 +135,9 @@ fn shown(
         None => server.get::<VolumesDocument>("/v1/volumes")?.volumes,
         Some(_) => vec![server.get::<VolumeDocument>(&path(args))?],
     };
+    // Hosts use the mirrored volumes of legs.
+    let is_shown = |volume: &VolumeDocument| args.volume.is_some() || volume.leg_of.is_none();
+    let volumes: Vec<VolumeDocument> = volumes.into_iter().filter(is_shown).collect();
     let rates = tracker.rates(time::now(), &volumes);
     Ok(match (&args.volume, &volumes[..]) {
         (Some(_), [volume]) => table::volume(volume, rates.first().and_then(Option::as_ref)),

@@ -152,6 +152,14 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
             let _ = write!(text, ", clone of {origin}");
         }
     }
+    if let Some(mirrored) = &volume.leg_of {
+        let _ = writeln!(
+            text,
+            "\n  leg of mirrored volume {mirrored}, which hosts use instead: see flagstone status \
+             {mirrored}"
+        );
+        return text;
+    }
     if volume.flush_failed {
         let _ = write!(text, "\n  {FLUSH_FAILED}");
     }
