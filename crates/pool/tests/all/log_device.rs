@@ -111,6 +111,26 @@ fn missing_log_device_keeps_pool_closed_until_it_is_back() {
     .unwrap();
 }
 
+/// A mirror has its data, so the operator's consent is not for it.
+#[test]
+fn mirrored_volume_lacks_writes_although_the_tail_is_given_up() {
+    block_on(async {
+        let bed = Bed::crashed().await;
+        let mirrored = vec!["db".to_owned()];
+        let options = OpenOptions { tail: LostTail::GiveUp, mirrored, ..OpenOptions::default() };
+        let pool = Pool::open_with(vec![bed.devices[0].clone()], &options).await.unwrap();
+        for is_open in [false, true] {
+            let opened = pool.open_volume("db").map(drop);
+            assert_eq!(opened.is_ok(), is_open, "{opened:?}");
+            assert_eq!(read(&pool.open_incomplete("db").unwrap(), 1).await, Ok(1));
+            pool.accept_incomplete("db").await.unwrap();
+        }
+        pool.accept_incomplete("none").await.unwrap();
+        assert_eq!(value(&pool, "old").await, 1);
+    })
+    .unwrap();
+}
+
 #[test]
 fn pool_opens_without_a_log_device_that_is_given_up() {
     block_on(async {
