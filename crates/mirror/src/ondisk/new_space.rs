@@ -112,8 +112,21 @@ impl NewSpace {
         }
         let _exposed = Exposed::new(&self.device, part.end)?;
         // An unreadable block is overwritten, which may repair it.
-        let mut zero = part.start;
+        let (mut zero, mut data_end) = (part.start, part.start);
         while zero < part.end {
+            // Holes of a thin device are neither read nor written: that would take space.
+            if zero >= data_end {
+                let found = self.device.allocated(zero, part.end - zero).await.unwrap_or_default();
+                match found.first().filter(|extent| extent.len > 0) {
+                    Some(extent) if extent.is_hole => {
+                        zero += extent.len;
+                        data_end = zero;
+                        continue;
+                    }
+                    Some(extent) => data_end = zero + extent.len,
+                    None => data_end = part.end,
+                }
+            }
             // Small buffers: a transfer of the replica, and with it hosts, wait for this lock.
             let memory = at_most((part.end - zero) as usize);
             match self.device.read(zero, memory).await {
