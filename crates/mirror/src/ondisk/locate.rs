@@ -9,6 +9,8 @@
 //! wins. The search reads at most [`crate::limits::SEARCH_PER_STEP`] positions per step, plus one
 //! per gibibyte and per gigabyte of the device, 8 KiB each.
 
+use std::ops::RangeInclusive;
+
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_runtime::spawn;
 
@@ -116,12 +118,27 @@ async fn at(
 /// Positions read in parallel: at a latency of 1 ms, the search takes tens of milliseconds.
 const AT_ONCE: usize = 64;
 
+/// Multiples of a step that are tried, in a device of `end` bytes.
+fn places(step: u64, most: Option<u64>, end: u64) -> RangeInclusive<u64> {
+    let first = end.saturating_sub(1) / step;
+    first.saturating_sub(most.unwrap_or(u64::MAX))..=first
+}
+
+/// True if the replica on a device of `from_bytes` is found after the device has grown to
+/// `to_bytes`, also at the next start.
+pub fn is_found_after_growth(from_bytes: u64, to_bytes: u64) -> bool {
+    let [from, to] = [from_bytes, to_bytes].map(|bytes| bytes / PAGE * PAGE);
+    let is_tried = |(step, most): (u64, Option<u64>)| {
+        let place = from.div_ceil(step);
+        places(step, most, to).contains(&place) && place * step / PAGE * PAGE == from
+    };
+    from >= to || SEARCH_STEPS.into_iter().any(is_tried)
+}
+
 async fn search(device: &SharedDevice, end: u64) -> Option<LocatedSuperblock> {
     let mut best: Option<LocatedSuperblock> = None;
     for (step, most) in SEARCH_STEPS {
-        let first = (end - 1) / step;
-        let last = first.saturating_sub(most.unwrap_or(u64::MAX));
-        let ends = (last..=first).rev().map(|place| place * step / PAGE * PAGE);
+        let ends = places(step, most, end).rev().map(|place| place * step / PAGE * PAGE);
         // Only positions beyond the best match matter.
         let least = best.as_ref().map_or(2 * PAGE, |best| best.end + PAGE);
         let mut ends = ends.take_while(|end| *end >= least);
@@ -159,4 +176,27 @@ async fn last_of(device: &SharedDevice, ends: &[u64]) -> Option<LocatedSuperbloc
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usual_sizes_are_found_after_growth() {
+        const MIB: u64 = 1 << 20;
+        const GIB: u64 = 1 << 30;
+        for (from, to, is_found) in [
+            (256 * MIB, 512 * MIB, true),
+            (10 * GIB, 1 << 40, true),
+            (10_000_000_000, 1 << 40, true),
+            (10 * GIB + 512 * MIB, 60 * GIB, true),
+            (10 * GIB + 512 * MIB, 200 * GIB, false),
+            (GIB + PAGE, GIB + 2 * MIB, true),
+            (GIB + PAGE, 2 * GIB, false),
+            (GIB, GIB, true),
+        ] {
+            assert_eq!(is_found_after_growth(from, to), is_found, "{from} to {to}");
+        }
+    }
 }

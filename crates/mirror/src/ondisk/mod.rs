@@ -9,7 +9,7 @@ pub mod bitmap_page;
 pub(crate) mod counter;
 pub(crate) mod device_prefix;
 pub mod layout;
-pub(crate) mod locate;
+pub mod locate;
 pub mod log_header;
 pub mod member;
 pub(crate) mod new_space;
