@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_config::{Subsystem, Volume};
+use flagstone_mirror::ondisk::locate::is_found_after_growth;
 use flagstone_pool::{Pool, PoolVolume, VolumeError, VolumeInfo, VolumeOptions};
 use flagstone_units::display::size;
 use flagstone_units::exact_size;
@@ -260,6 +261,15 @@ impl Server {
             return Err(Problem::invalid("the size is a multiple of 4096 bytes"));
         }
         pool.check_resize(name, size_bytes).map_err(|error| problem(&pool_name, error))?;
+        if let Some(mirrored) = self.pools.mirrored(&pool_name, name)
+            && !is_found_after_growth(info.size_bytes, size_bytes)
+        {
+            return Err(Problem::conflict(format!(
+                "the mirror would not find its metadata, which is at the end of {from}: grow leg \
+                 {name} by less first, to the next MiB or GiB, and run flagstone mirror grow \
+                 {mirrored}"
+            )));
+        }
         let status = pool.status();
         let free = status.capacity_bytes.saturating_sub(status.used_bytes + status.reserved_bytes);
         if info.thick && size_bytes - info.size_bytes > free {
