@@ -7,6 +7,7 @@
 //! - [`mirror`] runs two servers that mirror a volume, [`mirror_events`] injects events, and
 //!   [`network`] cuts the link between them, [`volatile_disk`] loses unflushed writes and hangs,
 //!   and [`point_in_time`] checks that an asynchronous target shows one moment of the past.
+//! - [`pool_pair`] runs two servers that mirror a volume over their pools.
 //! - [`freezer`] has a disk whose writes hang.
 //! - [`place`] runs programs in their own network and mount namespaces.
 //! - [`process`] reads the state of a process from `/proc`; [`rng`] makes random choices
@@ -37,6 +38,7 @@ pub mod mirror;
 pub mod mirror_events;
 pub mod network;
 pub mod point_in_time;
+pub mod pool_pair;
 pub mod pools;
 pub mod process;
 pub mod rng;
