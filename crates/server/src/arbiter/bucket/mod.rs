@@ -11,30 +11,32 @@
 //! would have its earlier version again. [`flagstone_arbiter::race`] never writes the same bytes
 //! twice: revisions grow, and the number of the writer is random.
 
-mod build;
-mod credential;
-mod http;
 mod probe;
 
 use std::cell::RefCell;
 use std::io;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_arbiter::limits::RECORD_BYTES_MAX;
+use flagstone_arbiter::limits::{CALL_MS, RECORD_BYTES_MAX};
 use flagstone_arbiter::{NoAnswer, ReplicaId, Stored, StoredVersion, Written};
 use flagstone_config::{BucketStore, Cloud};
+use flagstone_objects::{Client, ClientOptions, Secret, cause, check, connect, secret};
 use object_store::path::Path;
 use object_store::{
     Error, GetOptions, ObjectStore, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
+use rustls::ClientConfig;
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use crate::arbiter::bucket::build::Client;
+use crate::http::tls::store_client_config;
 
 /// Time limit of obtaining credentials, which may take several requests.
 const PREPARATION: Duration = Duration::from_secs(10);
+/// Longest answer, in bytes: a token, or an error.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Probes in a row without a flaw, after a flaw was found.
 const SOUND_AFTER_FLAW: u32 = 3;
 
@@ -54,7 +56,7 @@ enum Conditions {
 /// A client of one bucket.
 pub(super) struct Bucket {
     settings: BucketStore,
-    client: RefCell<Arc<Client>>,
+    client: RefCell<Arc<RecordClient>>,
     conditions: RefCell<Conditions>,
     /// Name of the machine, in the characters of a path.
     node: String,
@@ -64,8 +66,8 @@ impl Bucket {
     /// Checks that the credentials and the authorities can be read. They are read again for each
     /// use.
     pub(super) fn new(settings: &BucketStore) -> io::Result<Bucket> {
-        http::check(settings)?;
-        let client = build::client(settings, build::secret(settings)?)?;
+        check(settings, tls)?;
+        let client = client(settings, secret(settings)?)?;
         Ok(Bucket {
             settings: settings.clone(),
             client: RefCell::new(Arc::new(client)),
@@ -164,18 +166,19 @@ impl Bucket {
     /// The client with the credentials as they are in the file now. A short-lived token is obtained
     /// here, in a task that outlives a caller that gives up: obtaining one may take longer than a
     /// call may, and the next call finds it.
-    async fn ready(&self) -> Result<Arc<Client>, NoAnswer> {
+    async fn ready(&self) -> Result<Arc<RecordClient>, NoAnswer> {
         let no_answer = |error: io::Error| NoAnswer(error.to_string());
-        let secret = build::secret(&self.settings).map_err(no_answer)?;
-        if self.client.borrow().secret != secret {
-            let renewed = build::client(&self.settings, secret).map_err(no_answer)?;
+        let secret = secret(&self.settings).map_err(no_answer)?;
+        if self.client.borrow().0.secret != secret {
+            let renewed = client(&self.settings, secret).map_err(no_answer)?;
             self.client.replace(Arc::new(renewed));
         }
         let client = self.client.borrow().clone();
         let login = client.clone();
         let task = spawn_local(async move {
-            let obtained = timeout(PREPARATION, login.authenticate()).await;
-            obtained.unwrap_or_else(|_| Err(NoAnswer("no credentials in time".to_owned())))
+            let obtained = timeout(PREPARATION, login.0.authenticate()).await;
+            let late = || NoAnswer("no credentials in time".to_owned());
+            obtained.map_err(|_| late())?.map_err(|error| failed(&error))
         });
         task.await.unwrap_or_else(|_| Err(NoAnswer("the arbiter's thread ended".to_owned())))?;
         Ok(client)
@@ -190,20 +193,33 @@ fn node_name() -> String {
     plain.take(NODE_NAME_MAX).collect()
 }
 
-impl Client {
+fn tls(ca_file: Option<&FilePath>) -> io::Result<ClientConfig> {
+    store_client_config(ca_file).map_err(io::Error::other)
+}
+
+fn client(settings: &BucketStore, secret: Secret) -> io::Result<RecordClient> {
+    let request_limit = Duration::from_millis(CALL_MS);
+    let options = ClientOptions { request_limit, answer_bytes_max: ANSWER_BYTES_MAX, tls };
+    connect(settings, secret, options).map(RecordClient)
+}
+
+/// A client that reads and writes records of the arbiter.
+struct RecordClient(Client);
+
+impl RecordClient {
     async fn get(&self, path: &Path) -> Result<Option<Stored>, NoAnswer> {
-        let found = match self.store.get_opts(path, GetOptions::default()).await {
+        let found = match self.0.store.get_opts(path, GetOptions::default()).await {
             Ok(found) => found,
             Err(Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(no_answer(&error)),
+            Err(error) => return Err(failed(&error)),
         };
-        let version = match self.cloud {
+        let version = match self.0.cloud {
             Cloud::S3 | Cloud::Azure => found.meta.e_tag.clone(),
             Cloud::Google => found.meta.version.clone(),
         };
         let version = version.and_then(|text| StoredVersion::new(&text));
         let version = version.ok_or_else(|| NoAnswer("an object without a version".to_owned()))?;
-        let mut bytes = found.bytes().await.map_err(|error| no_answer(&error))?.to_vec();
+        let mut bytes = found.bytes().await.map_err(|error| failed(&error))?.to_vec();
         // One byte more than a record has: it is refused as too long.
         bytes.truncate(RECORD_BYTES_MAX + 1);
         Ok(Some(Stored { version, bytes }))
@@ -220,25 +236,25 @@ impl Client {
             None => PutMode::Create,
             Some(version) => {
                 let text = version.as_str().to_owned();
-                PutMode::Update(match self.cloud {
+                PutMode::Update(match self.0.cloud {
                     Cloud::S3 | Cloud::Azure => UpdateVersion { e_tag: Some(text), version: None },
                     Cloud::Google => UpdateVersion { e_tag: None, version: Some(text) },
                 })
             }
         };
         let options = PutOptions { mode, ..PutOptions::default() };
-        match self.store.put_opts(path, PutPayload::from(bytes), options).await {
+        match self.0.store.put_opts(path, PutPayload::from(bytes), options).await {
             Ok(_) => Ok(Written::Yes),
             Err(Error::Precondition { .. }) => Ok(Written::Conflict),
             // The object exists. For a replacement it is status 409: no answer.
             Err(Error::AlreadyExists { .. }) if expected.is_none() => Ok(Written::Conflict),
-            Err(error) => Err(no_answer(&error)),
+            Err(error) => Err(failed(&error)),
         }
     }
 
     /// A version that no store gives to an object.
     fn never_stored(&self) -> StoredVersion {
-        let text = match self.cloud {
+        let text = match self.0.cloud {
             Cloud::S3 | Cloud::Azure => "\"00000000000000000000000000000000\"",
             Cloud::Google => "1",
         };
@@ -246,13 +262,8 @@ impl Client {
     }
 }
 
-/// The cause of an error. The layers above it name the whole URL.
-fn no_answer(error: &Error) -> NoAnswer {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    NoAnswer(format!("object store: {cause}"))
+fn failed(error: &Error) -> NoAnswer {
+    NoAnswer(format!("object store: {}", cause(error)))
 }
 
 #[cfg(test)]

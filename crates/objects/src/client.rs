@@ -6,22 +6,21 @@
 
 use std::fmt::Display;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_arbiter::NoAnswer;
-use flagstone_arbiter::limits::CALL_MS;
 use flagstone_config::{BucketStore, Cloud};
 use flagstone_stack::private_file;
 use object_store::aws::{AmazonS3Builder, AwsCredentialProvider, S3ConditionalPut};
 use object_store::azure::{AzureCredentialProvider, MicrosoftAzureBuilder, split_sas};
 use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder};
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ObjectStore, RetryConfig};
+use rustls::ClientConfig;
 use zeroize::Zeroizing;
 
-use crate::arbiter::bucket::credential::{CheckedProvider, NO_WORD};
-use crate::arbiter::bucket::http::{Connector, is_word};
-use crate::arbiter::bucket::no_answer;
+use crate::credential::{CheckedProvider, NO_WORD};
+use crate::http::{Connector, is_word};
 
 /// Longest file of credentials, in bytes. A service account's key has about 2,400.
 const SECRET_BYTES_MAX: u64 = 16 << 10;
@@ -48,13 +47,30 @@ const AZURE_IDENTITY: [&str; 5] = [
 const GOOGLE_IDENTITY: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 
 /// Content of the file with credentials.
-pub(super) type Secret = Option<Zeroizing<String>>;
+pub type Secret = Option<Zeroizing<String>>;
+
+/// Source of the settings of TLS, from the file of authorities; the machine's if `None`.
+pub type TlsSource = fn(Option<&Path>) -> io::Result<ClientConfig>;
+
+/// Settings of a client that depend on its use.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientOptions {
+    /// Time limit of a request, as far as the library has one.
+    pub request_limit: Duration,
+    /// Longest answer, in bytes.
+    pub answer_bytes_max: usize,
+    /// Settings of TLS, read for each connection.
+    pub tls: TlsSource,
+}
 
 /// Client of the library, and its configuration.
-pub(super) struct Client {
-    pub(super) store: Box<dyn ObjectStore>,
-    pub(super) cloud: Cloud,
-    pub(super) secret: Secret,
+pub struct Client {
+    /// The library's client.
+    pub store: Box<dyn ObjectStore>,
+    /// Protocol of the store.
+    pub cloud: Cloud,
+    /// Credentials that the client uses.
+    pub secret: Secret,
     identity: CredentialSource,
 }
 
@@ -67,13 +83,15 @@ enum CredentialSource {
 
 impl Client {
     /// Obtains a token, if the credentials are short-lived and none is valid.
-    pub(super) async fn authenticate(&self) -> Result<(), NoAnswer> {
+    ///
+    /// # Errors
+    /// The library's.
+    pub async fn authenticate(&self) -> object_store::Result<()> {
         match &self.identity {
             CredentialSource::Aws(provider) => provider.get_credential().await.map(drop),
             CredentialSource::Azure(provider) => provider.get_credential().await.map(drop),
             CredentialSource::Google(provider) => provider.get_credential().await.map(drop),
         }
-        .map_err(|error| no_answer(&error))
     }
 }
 
@@ -81,7 +99,7 @@ impl Client {
 ///
 /// # Errors
 /// It cannot be read, or others may read it.
-pub(super) fn secret(settings: &BucketStore) -> io::Result<Secret> {
+pub fn secret(settings: &BucketStore) -> io::Result<Secret> {
     let Some(path) = &settings.credentials_file else { return Ok(None) };
     let read = private_file::read(path, SECRET_BYTES_MAX);
     read.map(Some).map_err(|error| failed(&format_args!("{}: {error}", path.display())))
@@ -91,15 +109,23 @@ pub(super) fn secret(settings: &BucketStore) -> io::Result<Secret> {
 ///
 /// # Errors
 /// The credentials are not of the form that the cloud uses.
-pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Client> {
+pub fn connect(
+    settings: &BucketStore,
+    secret: Secret,
+    options: ClientOptions,
+) -> io::Result<Client> {
     let retry = RetryConfig {
         max_retries: 0,
-        retry_timeout: Duration::from_millis(CALL_MS),
+        retry_timeout: options.request_limit,
         backoff: BackoffConfig::default(),
     };
     let is_plain = settings.endpoint.as_ref().is_some_and(|url| url.starts_with("http:"));
-    let options = ClientOptions::new().with_allow_http(is_plain);
-    let connector = Connector { ca_file: settings.ca_file.clone() };
+    let connector = Connector {
+        ca_file: settings.ca_file.clone(),
+        answer_bytes_max: options.answer_bytes_max,
+        tls: options.tls,
+    };
+    let options = object_store::ClientOptions::new().with_allow_http(is_plain);
     let bucket = settings.object_store.bucket.as_str();
     let text = secret.as_ref().map(|text| text.as_str());
     let variables = |names: &[&'static str]| -> Vec<(String, String)> {

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use axum::body::Bytes;
-use axum::http::header::HOST;
-use axum::http::uri::PathAndQuery;
-use axum::http::{StatusCode, Uri};
 use flagstone_config::BucketStore;
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
 use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::http::uri::PathAndQuery;
+use hyper::{StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use object_store::ClientConfigKey::AllowHttp;
 use object_store::ClientOptions;
@@ -28,10 +28,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::http::tls::store_client_config;
+use crate::client::TlsSource;
 
-/// Longest answer, in bytes: a token, or an error.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Longest text of an error that is shown, in characters.
 const SHOWN_MAX: usize = 200;
 /// Latest end of credentials, in seconds from now or since 1970.
@@ -48,6 +46,9 @@ const UNDECIDED: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
 pub(super) struct Connector {
     /// Authorities that are trusted; the machine's if `None`.
     pub(super) ca_file: Option<PathBuf>,
+    /// Longest answer, in bytes.
+    pub(super) answer_bytes_max: usize,
+    pub(super) tls: TlsSource,
 }
 
 /// A client that may use plain HTTP, or not.
@@ -61,9 +62,9 @@ struct Service {
 ///
 /// # Errors
 /// They cannot.
-pub(super) fn check(settings: &BucketStore) -> io::Result<()> {
+pub fn check(settings: &BucketStore, tls: TlsSource) -> io::Result<()> {
     if settings.endpoint.as_ref().is_none_or(|url| url.starts_with("https:")) {
-        store_client_config(settings.ca_file.as_deref()).map_err(io::Error::other)?;
+        tls(settings.ca_file.as_deref())?;
     }
     Ok(())
 }
@@ -90,6 +91,7 @@ impl HttpService for Service {
 impl Service {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let uri = request.uri().clone();
+        let limit = self.connector.answer_bytes_max;
         let host = uri.host().unwrap_or_default();
         // An IPv6 address is in brackets there.
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -103,21 +105,26 @@ impl Service {
         })?;
         let _ = stream.set_nodelay(true);
         if !is_encrypted {
-            return exchange(stream, request, &uri).await;
+            return exchange(stream, request, &uri, limit).await;
         }
         let unencrypted = |error: &dyn std::fmt::Display| {
             failure(HttpErrorKind::Connect, format!("TLS with {host}: {error}"))
         };
-        let config =
-            store_client_config(self.connector.ca_file.as_deref()).map_err(|e| unencrypted(&e))?;
+        let config = (self.connector.tls)(self.connector.ca_file.as_deref())
+            .map_err(|error| unencrypted(&error))?;
         let name = ServerName::try_from(bare).map_err(|error| unencrypted(&error))?;
         let connector = TlsConnector::from(Arc::new(config));
         let stream = connector.connect(name, stream).await.map_err(|e| unencrypted(&e))?;
-        exchange(stream, request, &uri).await
+        exchange(stream, request, &uri, limit).await
     }
 }
 
-async fn exchange<S>(stream: S, request: HttpRequest, uri: &Uri) -> Result<HttpResponse, HttpError>
+async fn exchange<S>(
+    stream: S,
+    request: HttpRequest,
+    uri: &Uri,
+    answer_bytes_max: usize,
+) -> Result<HttpResponse, HttpError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -135,10 +142,10 @@ where
     parts.uri = Uri::from(uri.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/")));
     let answer = async {
         let body = body.collect().await.map_err(|error| interrupted(&error))?.to_bytes();
-        let request = axum::http::Request::from_parts(parts, Full::new(body));
+        let request = hyper::Request::from_parts(parts, Full::new(body));
         let response = requests.send_request(request).await.map_err(|e| interrupted(&e))?;
         let (parts, body) = response.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        let body = Limited::new(body, answer_bytes_max).collect().await;
         let body = body.map_err(|error| interrupted(&error))?.to_bytes();
         Ok::<_, HttpError>((parts, body))
     };
@@ -276,7 +283,7 @@ mod tests {
                 server.write_all((answer + body).as_bytes()).await.expect("it is read");
                 String::from_utf8(head).expect("ASCII")
             };
-            tokio::join!(serve, exchange(client, request, &uri))
+            tokio::join!(serve, exchange(client, request, &uri, 64 << 10))
         })
     }
 

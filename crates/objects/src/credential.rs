@@ -12,7 +12,7 @@ use object_store::azure::AzureCredential;
 use object_store::client::CredentialProvider;
 use object_store::gcp::GcpCredential;
 
-use crate::arbiter::bucket::http::is_word;
+use crate::http::is_word;
 
 /// The reason for a refusal. It does not quote the secret.
 pub(super) const NO_WORD: &str = "has bytes other than printable ASCII without spaces";
