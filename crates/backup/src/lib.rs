@@ -1,0 +1,32 @@
+//! Backups of pool volumes' snapshots in an object store (docs/backup-format.md).
+//!
+//! Invariants:
+//! - a backup is restored from its own manifest and indexes: no other backup's are needed;
+//! - objects never change, except the head, which is replaced by compare-and-set and is the commit
+//!   point of backups and prunes;
+//! - what is restored has the right checksums, or the restore fails;
+//! - bytes of the store are hostile: bounded and checked before they are used.
+
+mod assemble;
+mod backup;
+pub mod document;
+mod error;
+pub mod id;
+pub mod index;
+pub mod limits;
+mod piece;
+mod pieces;
+mod plan;
+pub mod prune;
+mod repository;
+mod restore;
+pub mod verify;
+
+pub use backup::{SnapshotSource, back_up};
+pub use error::BackupError;
+pub use plan::{Plan, plan};
+pub use repository::{Options, Repository};
+pub use restore::{Chunk, Restore};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Choice of a backup's base, and its record in the head.
+
+use crate::document::{BackupEntry, Head, SnapshotIdentity, UnfinishedBackup};
+use crate::error::BackupError;
+use crate::id::WriterId;
+use crate::limits::ATTEMPTS_MAX;
+use crate::repository::{HeadChange, Repository};
+
+/// Way in which a snapshot is backed up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// There is a backup of it.
+    Exists(BackupEntry),
+    /// A backup is made.
+    Make {
+        /// Backup whose unchanged ranges are used.
+        base: Option<BackupEntry>,
+        /// True if an unfinished backup continues.
+        continues: bool,
+    },
+}
+
+/// Chooses the base: that of an unfinished backup, or the last backup of the volume whose snapshot
+/// the pool still has, as `is_available` finds out.
+///
+/// # Errors
+/// Those of `is_available`.
+pub fn plan<E>(
+    head: &Head,
+    snapshot: &SnapshotIdentity,
+    is_full: bool,
+    mut is_available: impl FnMut(&BackupEntry) -> Result<bool, E>,
+) -> Result<Plan, E> {
+    let same =
+        |other: &SnapshotIdentity| other.volume == snapshot.volume && snapshot.is_same(other);
+    let existing = head.backups.iter().find(|entry| same(&entry.snapshot));
+    if let Some(existing) = existing.filter(|_| !is_full) {
+        return Ok(Plan::Exists(existing.clone()));
+    }
+    for unfinished in head.unfinished.iter().rev().filter(|other| same(&other.snapshot)) {
+        let is_usable = match &unfinished.base {
+            None => true,
+            Some(base) => !is_full && is_available(base)?,
+        };
+        if is_usable {
+            return Ok(Plan::Make { base: unfinished.base.clone(), continues: true });
+        }
+    }
+    let mut earlier = head.backups.iter().rev();
+    while let Some(entry) = earlier.next().filter(|_| !is_full) {
+        if entry.snapshot.volume == snapshot.volume && is_available(entry)? {
+            return Ok(Plan::Make { base: Some(entry.clone()), continues: false });
+        }
+    }
+    Ok(Plan::Make { base: None, continues: false })
+}
+
+/// Result of [`register`].
+pub(crate) enum Registered {
+    Exists(BackupEntry),
+    Running { own: Vec<WriterId>, base: Option<BackupEntry> },
+}
+
+/// Records the unfinished backup in the head, or this writer of it.
+pub(crate) async fn register(
+    repository: &Repository,
+    snapshot: &SnapshotIdentity,
+    base: Option<&BackupEntry>,
+    id: WriterId,
+) -> Result<Registered, BackupError> {
+    let change = |head: &mut Head| {
+        let now = repository.now();
+        let same =
+            |other: &SnapshotIdentity| other.volume == snapshot.volume && snapshot.is_same(other);
+        let existing = head.backups.iter().find(|entry| same(&entry.snapshot));
+        if let Some(existing) = existing.filter(|_| base.is_some()) {
+            return Ok(HeadChange::Keep(Registered::Exists(existing.clone())));
+        }
+        let base_id = base.map(|entry| entry.id);
+        let place = head.unfinished.iter().position(|unfinished| {
+            same(&unfinished.snapshot) && unfinished.base.as_ref().map(|entry| entry.id) == base_id
+        });
+        if let Some(place) = place {
+            let unfinished = &mut head.unfinished[place];
+            let registered = |unfinished: &UnfinishedBackup| Registered::Running {
+                own: unfinished.writers.clone(),
+                base: unfinished.base.clone(),
+            };
+            if unfinished.writers.last() == Some(&id) {
+                return Ok(HeadChange::Keep(registered(unfinished)));
+            }
+            if unfinished.writers.len() < ATTEMPTS_MAX {
+                unfinished.writers.push(id);
+                unfinished.renewed_seconds = now;
+                return Ok(HeadChange::Store(registered(unfinished)));
+            }
+            head.unfinished.remove(place);
+        } else if base.is_some_and(|base| head.backups.iter().all(|entry| entry.id != base.id)) {
+            let text = "the base of this backup was pruned meanwhile: repeat the command";
+            return Err(BackupError::Limit(text.to_owned()));
+        }
+        let (base, own) = (base.cloned(), vec![id]);
+        head.unfinished.push(UnfinishedBackup {
+            snapshot: snapshot.clone(),
+            base: base.clone(),
+            writers: own.clone(),
+            renewed_seconds: now,
+        });
+        Ok(HeadChange::Store(Registered::Running { own, base }))
+    };
+    repository.change_head(change).await
+}
+
+/// The writer's record in the head, which others remove or continue.
+pub(crate) fn record_of(head: &Head, id: WriterId) -> Result<usize, BackupError> {
+    let found = head.unfinished.iter().position(|record| record.writers.last() == Some(&id));
+    found.ok_or(BackupError::Fenced)
+}

@@ -1,0 +1,198 @@
+//! Prune: removal of backups from the head, and deletion of objects that no backup needs.
+//!
+//! The head is replaced first. Then the folders of writers are listed, the head is read again, and
+//! only listed objects are deleted that this head needs neither for a backup, nor for the base of
+//! an unfinished one, nor for its writers. A backup that begins later has a new folder, and uses
+//! only objects of backups that this head lists. A backup that was abandoned cannot be committed.
+//! So a prune can be interrupted at each request, and can run beside backups and other prunes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use serde::Serialize;
+
+use crate::document::{BackupEntry, DataObject, Head, UnfinishedBackup};
+use crate::error::BackupError;
+use crate::id::WriterId;
+use crate::limits::UPLOADS_MAX;
+use crate::repository::{DATA, HeadChange, MANIFESTS, Repository};
+
+/// Backups that are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Volume whose backups are removed; all if `None`.
+    pub volume: Option<String>,
+    /// Newest backups of each volume to keep.
+    pub keep: Option<u64>,
+    /// Age of snapshots up to which backups are kept, in seconds.
+    pub keep_within_s: Option<u64>,
+    /// Backups to remove in any case.
+    pub remove: Vec<WriterId>,
+    /// Age of the last sign of life of an unfinished backup that is abandoned, in seconds.
+    pub abandon_after_s: u64,
+}
+
+/// Entries of the head that a prune removes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrunePlan {
+    /// Backups to remove.
+    pub remove: Vec<BackupEntry>,
+    /// Unfinished backups to abandon.
+    pub abandon: Vec<UnfinishedBackup>,
+}
+
+/// Objects that no backup needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Unneeded {
+    /// Count.
+    pub objects: u64,
+    /// Length of indexes and packs in all, in bytes.
+    pub bytes: u64,
+}
+
+/// Chooses the entries to remove. A backup is kept if one of the rules keeps it.
+pub fn plan_prune(head: &Head, retention: &Retention, now: u64) -> PrunePlan {
+    let has_rule = retention.keep.is_some() || retention.keep_within_s.is_some();
+    let of_volume = |entry: &BackupEntry| {
+        retention.volume.as_ref().is_none_or(|volume| *volume == entry.snapshot.volume)
+    };
+    let mut newer: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut sorted: Vec<&BackupEntry> = head.backups.iter().collect();
+    sorted.sort_by_key(|entry| entry.snapshot.created_seconds);
+    let mut remove = Vec::new();
+    for entry in sorted.into_iter().rev() {
+        let newer = newer.entry(&entry.snapshot.volume).or_default();
+        let is_kept_by_count = retention.keep.is_some_and(|keep| *newer < keep);
+        *newer += 1;
+        let age = now.saturating_sub(entry.snapshot.created_seconds);
+        let is_kept_by_age = retention.keep_within_s.is_some_and(|within| age <= within);
+        let is_named = retention.remove.contains(&entry.id);
+        let is_old = has_rule && of_volume(entry) && !is_kept_by_count && !is_kept_by_age;
+        if is_named || is_old {
+            remove.push(entry.clone());
+        }
+    }
+    remove.reverse();
+    let is_abandoned = |unfinished: &&UnfinishedBackup| {
+        now.saturating_sub(unfinished.renewed_seconds) > retention.abandon_after_s
+    };
+    PrunePlan { remove, abandon: head.unfinished.iter().filter(is_abandoned).cloned().collect() }
+}
+
+/// Removes the entries of a plan. An unfinished backup that was continued since stays.
+fn apply(head: &mut Head, plan: &PrunePlan) -> bool {
+    let before = (head.backups.len(), head.unfinished.len());
+    head.backups.retain(|entry| plan.remove.iter().all(|removed| removed.id != entry.id));
+    head.unfinished.retain(|unfinished| !plan.abandon.contains(unfinished));
+    before != (head.backups.len(), head.unfinished.len())
+}
+
+/// Counts what a prune would delete.
+///
+/// # Errors
+/// The store fails, or a manifest of a backup that stays is damaged.
+pub async fn preview(repository: &Repository, plan: &PrunePlan) -> Result<Unneeded, BackupError> {
+    let listed = Listed::read(repository).await?;
+    let mut head = repository.head().await?.unwrap_or_default();
+    apply(&mut head, plan);
+    sweep(repository, &listed, &head, false).await
+}
+
+/// Removes the entries of a plan, then deletes all objects that no backup needs.
+///
+/// # Errors
+/// The store fails, or a manifest of a backup that stays is damaged: then nothing is deleted.
+pub async fn prune(repository: &Repository, plan: &PrunePlan) -> Result<Unneeded, BackupError> {
+    if repository.head().await?.is_none() {
+        return Ok(Unneeded::default());
+    }
+    repository.probe().await?;
+    let change = |head: &mut Head| match apply(head, plan) {
+        true => Ok(HeadChange::Store(())),
+        false => Ok(HeadChange::Keep(())),
+    };
+    repository.change_head(change).await?;
+    let listed = Listed::read(repository).await?;
+    let head = repository.head().await?;
+    let head = head.ok_or_else(|| repository.damaged("head.json", "it was deleted meanwhile"))?;
+    sweep(repository, &listed, &head, true).await
+}
+
+/// Folders and manifests of the store, listed before the head is read.
+struct Listed {
+    writers: Vec<WriterId>,
+    manifests: Vec<WriterId>,
+}
+
+impl Listed {
+    async fn read(repository: &Repository) -> Result<Listed, BackupError> {
+        let writers = repository.folders(DATA).await?;
+        let manifests = repository.list(MANIFESTS).await?;
+        let manifest = |(name, _): &(String, u64)| name.strip_suffix(".json")?.parse().ok();
+        Ok(Listed {
+            writers: writers.iter().filter_map(|name| name.parse().ok()).collect(),
+            manifests: manifests.iter().filter_map(manifest).collect(),
+        })
+    }
+}
+
+fn parse_object(name: &str) -> Option<DataObject> {
+    let number = |text: &str| text.parse().ok();
+    match name.split_once('-')? {
+        ("index", range) => number(range).map(DataObject::Index),
+        ("pack", pack) => number(pack).map(DataObject::Pack),
+        _ => None,
+    }
+}
+
+async fn sweep(
+    repository: &Repository,
+    listed: &Listed,
+    head: &Head,
+    deletes: bool,
+) -> Result<Unneeded, BackupError> {
+    let running: BTreeSet<WriterId> =
+        head.unfinished.iter().flat_map(|unfinished| unfinished.writers.clone()).collect();
+    let needed_backups = head.needed();
+    let mut needed: BTreeMap<WriterId, BTreeSet<DataObject>> = BTreeMap::new();
+    for entry in &needed_backups {
+        for (writer, object, _) in repository.manifest(entry).await?.objects() {
+            needed.entry(writer).or_default().insert(object);
+        }
+    }
+    let mut unneeded = Unneeded::default();
+    let none = BTreeSet::new();
+    for writer in listed.writers.iter().filter(|writer| !running.contains(writer)) {
+        let of_writer = needed.get(writer).unwrap_or(&none);
+        let folder = format!("{DATA}/{writer}");
+        let mut names = repository.list(&folder).await?;
+        // Objects of other names are not of this program.
+        names.retain(|(name, _)| {
+            parse_object(name).is_some_and(|object| !of_writer.contains(&object))
+        });
+        unneeded.objects += names.len() as u64;
+        unneeded.bytes += names.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let names = names.into_iter().map(|(name, _)| format!("{folder}/{name}"));
+        delete_all(repository, names.collect(), deletes).await?;
+    }
+    let is_unneeded = |id: &&WriterId| {
+        !running.contains(id) && needed_backups.iter().all(|entry| entry.id != **id)
+    };
+    let manifests = listed.manifests.iter().filter(is_unneeded);
+    let names: Vec<String> = manifests.map(|id| format!("{MANIFESTS}/{id}.json")).collect();
+    unneeded.objects += names.len() as u64;
+    delete_all(repository, names, deletes).await?;
+    Ok(unneeded)
+}
+
+async fn delete_all(
+    repository: &Repository,
+    names: Vec<String>,
+    deletes: bool,
+) -> Result<(), BackupError> {
+    if !deletes {
+        return Ok(());
+    }
+    let deletions = names.iter().map(|name| repository.delete(name));
+    stream::iter(deletions).buffer_unordered(UPLOADS_MAX).try_collect::<Vec<()>>().await.map(drop)
+}

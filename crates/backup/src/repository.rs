@@ -1,0 +1,419 @@
+//! Repository of backups: the objects below one prefix of an object store.
+//!
+//! | object | content | changes |
+//! |---|---|---|
+//! | `head.json` | list of backups and of unfinished ones | replaced by conditional PUT |
+//! | `manifests/WRITER.json` | all objects that a backup needs | never |
+//! | `data/WRITER/index-RANGE` | index of a range | never |
+//! | `data/WRITER/pack-NUMBER` | pieces of a range | never |
+//!
+//! A request that fails for a reason that may pass is repeated, a bounded number of times. Each
+//! object but the head is written by one process with one content, so that a repetition is safe; a
+//! change of the head looks first whether it was made.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use object_store::path::Path;
+use object_store::{
+    Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+    UpdateVersion,
+};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{sleep, timeout};
+
+use crate::document::{BackupEntry, Head, Manifest};
+use crate::error::BackupError;
+use crate::id::{Checksum, WriterId};
+use crate::limits::{
+    HEAD_BYTES_MAX, HEAD_TRIES_MAX, LISTED_MAX, MANIFEST_BYTES_MAX, REQUEST_S, TRIES_MAX,
+};
+
+const HEAD: &str = "head.json";
+const PROBE: &str = "probe";
+/// Folder of the manifests.
+pub(crate) const MANIFESTS: &str = "manifests";
+/// Folder of indexes and packs.
+pub(crate) const DATA: &str = "data";
+
+/// Surroundings of a repository.
+pub struct Options {
+    /// Pause before the first repetition of a request. Each pause is twice as long as the last.
+    pub pause: Duration,
+    /// Seconds since 1970.
+    pub now: fn() -> u64,
+    /// Receives messages about requests that are repeated.
+    pub notify: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Options {
+    /// Usual surroundings, and this receiver of messages.
+    pub fn new(notify: impl Fn(&str) + Send + Sync + 'static) -> Options {
+        let now = || clock_gettime(ClockId::Realtime).tv_sec.try_into().unwrap_or_default();
+        Options { pause: Duration::from_millis(250), now, notify: Box::new(notify) }
+    }
+}
+
+/// Objects below a prefix of a store.
+pub struct Repository {
+    store: Arc<dyn ObjectStore>,
+    prefix: String,
+    options: Options,
+}
+
+/// Outcome of a change of the head.
+pub(crate) enum HeadChange<T> {
+    /// The head is as it must be.
+    Keep(T),
+    /// The changed head must be stored.
+    Store(T),
+}
+
+/// Name of a manifest.
+pub(crate) fn manifest_name(id: WriterId) -> String {
+    format!("{MANIFESTS}/{id}.json")
+}
+
+/// Name of an index.
+pub(crate) fn index_name(writer: WriterId, range: u32) -> String {
+    format!("{DATA}/{writer}/index-{range:06}")
+}
+
+/// Name of a pack.
+pub(crate) fn pack_name(writer: WriterId, number: u32) -> String {
+    format!("{DATA}/{writer}/pack-{number:08}")
+}
+
+/// True if a repetition may succeed.
+fn may_pass(error: &Error) -> bool {
+    matches!(error, Error::Generic { .. } | Error::JoinError { .. })
+}
+
+fn cause(error: &Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}
+
+fn late() -> Error {
+    Error::Generic { store: "object store", source: format!("no answer in {REQUEST_S} s").into() }
+}
+
+impl Repository {
+    /// The objects below `prefix`. Sends nothing.
+    pub fn new(store: Arc<dyn ObjectStore>, prefix: &str, options: Options) -> Repository {
+        Repository { store, prefix: prefix.to_owned(), options }
+    }
+
+    /// Seconds since 1970.
+    pub fn now(&self) -> u64 {
+        (self.options.now)()
+    }
+
+    fn path(&self, name: &str) -> Path {
+        Path::from(format!("{}/{name}", self.prefix))
+    }
+
+    /// Name of an object as operators see it.
+    fn shown(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix)
+    }
+
+    pub(crate) fn damaged(&self, name: &str, problem: impl std::fmt::Display) -> BackupError {
+        BackupError::damaged(self.shown(name), problem)
+    }
+
+    fn failed(&self, action: &'static str, name: &str, error: &Error) -> BackupError {
+        let (object, cause) = (self.shown(name), cause(error));
+        match error {
+            Error::NotFound { .. } => BackupError::Missing { object },
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+                BackupError::Access { action, object, cause }
+            }
+            _ => BackupError::Store { action, object, cause },
+        }
+    }
+
+    async fn pause(&self, tries: u32) {
+        sleep(self.options.pause * 2_u32.pow(tries.min(6))).await;
+    }
+
+    async fn repeated<T, F>(
+        &self,
+        action: &'static str,
+        name: &str,
+        request: impl Fn() -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut tries = 1;
+        loop {
+            let answer = timeout(Duration::from_secs(REQUEST_S), request()).await;
+            match answer.unwrap_or_else(|_| Err(late())) {
+                Err(error) if may_pass(&error) && tries < TRIES_MAX => {
+                    let text = format!(
+                        "{action} {}: {}; try {} of {TRIES_MAX} follows",
+                        self.shown(name),
+                        cause(&error),
+                        tries + 1
+                    );
+                    (self.options.notify)(&text);
+                    self.pause(tries - 1).await;
+                    tries += 1;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Stores an object that no other process writes.
+    pub(crate) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BackupError> {
+        let payload = PutPayload::from(bytes);
+        let path = self.path(name);
+        let put = || self.store.put_opts(&path, payload.clone(), PutOptions::default());
+        let stored = self.repeated("storing", name, put).await;
+        stored.map(drop).map_err(|error| self.failed("storing", name, &error))
+    }
+
+    async fn read_once(
+        &self,
+        path: &Path,
+        options: GetOptions,
+        max: usize,
+    ) -> Result<(Option<Vec<u8>>, UpdateVersion), Error> {
+        let found = self.store.get_opts(path, options).await?;
+        let version =
+            UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+        if found.range.end - found.range.start > max as u64 {
+            return Ok((None, version));
+        }
+        let bytes = found.bytes().await?;
+        Ok((Some(bytes.to_vec()).filter(|bytes| bytes.len() <= max), version))
+    }
+
+    /// Reads an object of at most `max` bytes.
+    pub(crate) async fn get(&self, name: &str, max: usize) -> Result<Vec<u8>, BackupError> {
+        let path = self.path(name);
+        let read = || self.read_once(&path, GetOptions::default(), max);
+        let (bytes, _) = self
+            .repeated("reading", name, read)
+            .await
+            .map_err(|error| self.failed("reading", name, &error))?;
+        bytes.ok_or_else(|| self.damaged(name, format_args!("it is longer than {max} bytes")))
+    }
+
+    /// Reads a part of an object.
+    pub(crate) async fn get_part(
+        &self,
+        name: &str,
+        offset: u32,
+        len: u32,
+    ) -> Result<Vec<u8>, BackupError> {
+        let path = self.path(name);
+        let (start, end) = (u64::from(offset), u64::from(offset) + u64::from(len));
+        let read = || async {
+            let range = Some(GetRange::Bounded(start..end));
+            let options = GetOptions { range, ..GetOptions::default() };
+            match self.read_once(&path, options, len as usize).await {
+                Ok((bytes, _)) => Ok(bytes.filter(|bytes| bytes.len() == len as usize)),
+                // Some stores refuse a range beyond the end without a code of its own.
+                Err(error) if may_pass(&error) => match self.store.head(&path).await {
+                    Ok(meta) if meta.size < end => Ok(None),
+                    Err(error @ Error::NotFound { .. }) => Err(error),
+                    _ => Err(error),
+                },
+                Err(error) => Err(error),
+            }
+        };
+        let bytes = self
+            .repeated("reading", name, read)
+            .await
+            .map_err(|error| self.failed("reading", name, &error))?;
+        bytes.ok_or_else(|| self.damaged(name, "it is too short"))
+    }
+
+    /// Deletes objects that may not exist.
+    pub(crate) async fn delete(&self, name: &str) -> Result<(), BackupError> {
+        let path = self.path(name);
+        let delete = || async {
+            match self.store.delete(&path).await {
+                Err(Error::NotFound { .. }) => Ok(()),
+                answer => answer,
+            }
+        };
+        let deleted = self.repeated("deleting", name, delete).await;
+        deleted.map_err(|error| self.failed("deleting", name, &error))
+    }
+
+    /// Objects of a folder: their names in it, sorted, and their sizes.
+    pub(crate) async fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, BackupError> {
+        let path = self.path(folder);
+        let list = || async {
+            let mut names = Vec::new();
+            let mut listing = self.store.list(Some(&path));
+            while let Some(meta) = listing.try_next().await? {
+                if names.len() == LISTED_MAX {
+                    return Ok(None);
+                }
+                names.extend(meta.location.filename().map(|name| (name.to_owned(), meta.size)));
+            }
+            names.sort();
+            names.dedup();
+            Ok(Some(names))
+        };
+        let listed = self
+            .repeated("listing", folder, list)
+            .await
+            .map_err(|error| self.failed("listing", folder, &error))?;
+        listed.ok_or_else(|| BackupError::Limit(format!("{folder} has too many objects")))
+    }
+
+    /// Folders of a folder.
+    pub(crate) async fn folders(&self, folder: &str) -> Result<Vec<String>, BackupError> {
+        let path = self.path(folder);
+        let listed = self
+            .repeated("listing", folder, || self.store.list_with_delimiter(Some(&path)))
+            .await
+            .map_err(|error| self.failed("listing", folder, &error))?;
+        let names = listed.common_prefixes.iter().filter_map(Path::filename).map(str::to_owned);
+        Ok(names.collect())
+    }
+
+    async fn stored_head(&self) -> Result<Option<(Head, UpdateVersion)>, BackupError> {
+        let path = self.path(HEAD);
+        let read = || self.read_once(&path, GetOptions::default(), HEAD_BYTES_MAX);
+        match self.repeated("reading", HEAD, read).await {
+            Ok((Some(bytes), version)) => {
+                let head = Head::decode(&bytes).map_err(|problem| self.damaged(HEAD, problem))?;
+                Ok(Some((head, version)))
+            }
+            Ok((None, _)) => Err(self.damaged(HEAD, "it is too long")),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(self.failed("reading", HEAD, &error)),
+        }
+    }
+
+    /// The head; `None` for a prefix without backups.
+    ///
+    /// # Errors
+    /// It cannot be read, or is missing although there are manifests.
+    pub async fn head(&self) -> Result<Option<Head>, BackupError> {
+        match self.stored_head().await? {
+            Some((head, _)) => Ok(Some(head)),
+            None if self.list(MANIFESTS).await?.is_empty() => Ok(None),
+            None => Err(BackupError::Missing { object: self.shown(HEAD) }),
+        }
+    }
+
+    /// Changes the head. `change` is called again after a conflict or a lost answer, and finds its
+    /// own change if it was made.
+    pub(crate) async fn change_head<T>(
+        &self,
+        mut change: impl FnMut(&mut Head) -> Result<HeadChange<T>, BackupError>,
+    ) -> Result<T, BackupError> {
+        let path = self.path(HEAD);
+        for tries in 0..HEAD_TRIES_MAX {
+            let (mut head, mode) = match self.stored_head().await? {
+                Some((head, version)) => (head, PutMode::Update(version)),
+                None if self.list(MANIFESTS).await?.is_empty() => {
+                    (Head { format: crate::document::FORMAT, ..Head::default() }, PutMode::Create)
+                }
+                None => return Err(BackupError::Missing { object: self.shown(HEAD) }),
+            };
+            let outcome = match change(&mut head)? {
+                HeadChange::Keep(outcome) => return Ok(outcome),
+                HeadChange::Store(outcome) => outcome,
+            };
+            head.epoch += 1;
+            head.nonce = WriterId::random();
+            head.check().map_err(|problem| BackupError::Limit(problem.to_owned()))?;
+            let bytes = serde_json::to_vec(&head).expect("documents are JSON");
+            if bytes.len() > HEAD_BYTES_MAX {
+                return Err(BackupError::Limit(
+                    "the list of backups is too long: prune".to_owned(),
+                ));
+            }
+            let options = PutOptions { mode, ..PutOptions::default() };
+            let put = self.store.put_opts(&path, bytes.into(), options);
+            match timeout(Duration::from_secs(REQUEST_S), put).await.unwrap_or_else(|_| Err(late()))
+            {
+                Ok(_) => return Ok(outcome),
+                Err(
+                    Error::Precondition { .. }
+                    | Error::AlreadyExists { .. }
+                    | Error::NotFound { .. },
+                ) => {}
+                Err(error) if may_pass(&error) => {
+                    (self.options.notify)(&format!("replacing the head: {}", cause(&error)));
+                }
+                Err(error) => return Err(self.failed("storing", HEAD, &error)),
+            }
+            self.pause(tries.min(4)).await;
+        }
+        Err(BackupError::Busy)
+    }
+
+    /// Checks that the store honors conditions of writes, on an object of its own.
+    pub(crate) async fn probe(&self) -> Result<(), BackupError> {
+        let path = self.path(PROBE);
+        self.put(PROBE, b"flagstone-backup\n".to_vec()).await?;
+        let e_tag = Some("\"00000000000000000000000000000000\"".to_owned());
+        let never = UpdateVersion { e_tag, version: Some("1".to_owned()) };
+        let cases = [
+            (PutMode::Create, "it created an object that exists"),
+            (PutMode::Update(never), "it replaced an object on a version that never existed"),
+        ];
+        for (mode, flaw) in cases {
+            let put = || async {
+                let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+                match self.store.put_opts(&path, b"probe\n".to_vec().into(), options).await {
+                    Ok(_) => Ok(false),
+                    Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => Ok(true),
+                    Err(error) => Err(error),
+                }
+            };
+            let is_refused = self.repeated("probing", PROBE, put).await;
+            if !is_refused.map_err(|error| self.failed("probing", PROBE, &error))? {
+                return Err(BackupError::Unconditional(flaw));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and checks the manifest of a backup.
+    ///
+    /// # Errors
+    /// It is missing or damaged, or the store fails.
+    pub async fn manifest(&self, entry: &BackupEntry) -> Result<Manifest, BackupError> {
+        let name = manifest_name(entry.id);
+        let bytes = self.get(&name, MANIFEST_BYTES_MAX).await?;
+        Manifest::decode(entry, &bytes).map_err(|problem| self.damaged(&name, problem))
+    }
+
+    /// Reads and checks the index of a range of a backup.
+    pub(crate) async fn index(
+        &self,
+        manifest: &Manifest,
+        range: u32,
+    ) -> Result<Vec<crate::index::Extent>, BackupError> {
+        let Some(entry) = manifest.range(range) else { return Ok(Vec::new()) };
+        let writer = manifest.writer(entry.writer).expect("a manifest is checked");
+        let name = index_name(writer, range);
+        let bytes = self.get(&name, crate::limits::INDEX_BYTES_MAX).await?;
+        if bytes.len() as u64 != entry.index_bytes || Checksum::of(&bytes) != entry.index_sha256 {
+            return Err(self.damaged(&name, "its length or its checksum is wrong"));
+        }
+        let extents = crate::index::decode(range, &bytes);
+        let extents = extents.map_err(|problem| self.damaged(&name, problem))?;
+        let start = u64::from(range) * crate::limits::RANGE_BYTES;
+        let end = extents.last().map_or(0, |last| u64::from(last.first + last.blocks));
+        if start + end * crate::limits::BLOCK_BYTES > manifest.snapshot.size_bytes {
+            return Err(self.damaged(&name, "an extent is beyond the end of the volume"));
+        }
+        Ok(extents)
+    }
+}

@@ -1,0 +1,409 @@
+//! Histories of snapshots through a store in memory that fails at any request.
+
+mod fake;
+
+use std::sync::Arc;
+
+use flagstone_runtime::rng::Rng;
+use object_store::memory::InMemory;
+
+use crate::document::{BackupEntry, SnapshotIdentity};
+use crate::limits::{BLOCK_BYTES, RANGE_BYTES};
+use crate::prune::{PrunePlan, Retention, plan_prune, prune};
+use crate::tests::fake::{Fault, FaultyStore, History, Stream, run};
+use crate::verify::verify;
+use crate::{BackupError, Options, Plan, Repository, Restore, back_up, plan};
+
+fn repository(store: Arc<dyn object_store::ObjectStore>) -> Arc<Repository> {
+    let pause = std::time::Duration::ZERO;
+    let options = Options { pause, now: || 1_000_000, notify: Box::new(|_| ()) };
+    Arc::new(Repository::new(store, "zone/db", options))
+}
+
+/// One run of the command: chooses the base, and makes the backup.
+async fn command(
+    repository: &Repository,
+    history: &History,
+    number: usize,
+) -> Result<BackupEntry, BackupError> {
+    let snapshot = history.identity(number);
+    let head = repository.head().await?.unwrap_or_default();
+    let chosen =
+        plan::<BackupError>(&head, &snapshot, false, |entry| Ok(history.has(&entry.snapshot)))?;
+    let base = match chosen {
+        Plan::Exists(entry) => return Ok(entry),
+        Plan::Make { base, .. } => base,
+    };
+    let since = base.as_ref().map(|entry| history.number_of(&entry.snapshot));
+    let mut source = Stream { history, number, since };
+    back_up(repository, &snapshot, base.as_ref(), &mut source, |_| ()).await
+}
+
+async fn restored(
+    repository: &Arc<Repository>,
+    entry: &BackupEntry,
+) -> Result<Vec<u8>, BackupError> {
+    let mut restore = Restore::open(repository.clone(), entry).await?;
+    let mut volume = Vec::new();
+    while let Some(chunk) = restore.next().await? {
+        assert_eq!(chunk.offset, volume.len() as u64, "chunks follow each other");
+        match chunk.data {
+            Some(data) => volume.extend_from_slice(&data),
+            None => volume.resize(volume.len() + chunk.len as usize, 0),
+        }
+    }
+    Ok(volume)
+}
+
+async fn check_all(repository: &Arc<Repository>, history: &History) {
+    let head = repository.head().await.expect("a head").unwrap_or_default();
+    for quick in [false, true] {
+        let report = verify(repository, &head.backups, quick, |_, _| ()).await.expect("it is read");
+        assert_eq!(report.damage, []);
+    }
+    for entry in &head.backups {
+        let volume = restored(repository, entry).await.expect("it can be restored");
+        assert!(volume == history.content(&entry.snapshot), "{}", entry.snapshot.full_name());
+    }
+}
+
+#[test]
+fn random_histories_are_restored() {
+    for seed in 0..12 {
+        run(async move {
+            let mut history = History::new(seed, if seed % 4 == 0 { RANGE_BYTES } else { 0 });
+            let repository = repository(Arc::new(InMemory::new()));
+            let mut rng = Rng::new(seed);
+            for _ in 0..6 {
+                let number = history.snapshot(rng.below(40) as usize);
+                let entry = command(&repository, &history, number).await.expect("it is made");
+                let again = command(&repository, &history, number).await.expect("it exists");
+                assert_eq!(entry, again);
+                if rng.below(3) == 0 {
+                    let head = repository.head().await.unwrap().unwrap();
+                    let retention = Retention { keep: Some(2), ..Retention::default() };
+                    let plan = plan_prune(&head, &retention, 1_000_000);
+                    prune(&repository, &plan).await.expect("it prunes");
+                }
+                if rng.below(3) == 0 {
+                    history.forget(rng.below(number as u64 + 1) as usize);
+                }
+            }
+            check_all(&repository, &history).await;
+        });
+    }
+}
+
+/// Unchanged ranges cost nothing, and changed ones little more than the change.
+#[test]
+fn incremental_backup_stores_changes_only() {
+    run(async {
+        let mut history = History::new(1, 2 * RANGE_BYTES);
+        let repository = repository(Arc::new(InMemory::new()));
+        let first = history.snapshot(200);
+        let full = command(&repository, &history, first).await.unwrap();
+        let second = history.snapshot(1);
+        let small = command(&repository, &history, second).await.unwrap();
+        assert!(small.space.new_bytes < full.space.new_bytes / 4, "{small:?} {full:?}");
+        assert!(small.space.stored_bytes >= small.space.new_bytes);
+    });
+}
+
+/// Whatever a request's fate, the same commands lead to the same backups.
+#[test]
+fn interruption_at_each_request_loses_nothing() {
+    for fault in [Fault::Before, Fault::After, Fault::Denied] {
+        let mut at = 0;
+        loop {
+            let hit = run(async move {
+                let mut history = History::new(7, RANGE_BYTES);
+                let store = Arc::new(FaultyStore::new());
+                let repository = repository(store.clone());
+                for _ in 0..2 {
+                    let number = history.snapshot(12);
+                    command(&repository, &history, number).await.expect("no fault");
+                }
+                let number = history.snapshot(12);
+                store.fail(at, fault);
+                let first = command(&repository, &history, number).await;
+                let hit = store.heal();
+                assert!(hit || first.is_ok(), "{first:?}");
+                let entry = command(&repository, &history, number).await.expect("no fault");
+                if let Ok(first) = first {
+                    assert_eq!(first, entry);
+                }
+                check_all(&repository, &history).await;
+                hit
+            });
+            if !hit {
+                break;
+            }
+            at += 1;
+        }
+        assert!(at > 10, "{at} requests");
+    }
+}
+
+#[test]
+fn interrupted_prune_keeps_backups_and_no_orphans() {
+    for fault in [Fault::Before, Fault::After, Fault::Denied] {
+        let mut at = 0;
+        loop {
+            let hit = run(async move {
+                let mut history = History::new(9, RANGE_BYTES);
+                let store = Arc::new(FaultyStore::new());
+                let repository = repository(store.clone());
+                for _ in 0..4 {
+                    let number = history.snapshot(12);
+                    command(&repository, &history, number).await.expect("no fault");
+                }
+                let head = repository.head().await.unwrap().unwrap();
+                let retention = Retention { keep: Some(2), ..Retention::default() };
+                let plan = plan_prune(&head, &retention, 0);
+                assert_eq!(plan.remove.len(), 2);
+                store.fail(at, fault);
+                let first = prune(&repository, &plan).await;
+                let hit = store.heal();
+                assert!(hit || first.is_ok(), "{first:?}");
+                check_all(&repository, &history).await;
+                prune(&repository, &plan).await.expect("no fault");
+                check_all(&repository, &history).await;
+                let head = repository.head().await.unwrap().unwrap();
+                assert_eq!(head.backups.len(), 2);
+                store.assert_no_orphans(&repository, &head).await;
+                hit
+            });
+            if !hit {
+                break;
+            }
+            at += 1;
+        }
+        assert!(at > 10, "{at} requests");
+    }
+}
+
+/// The first process stops between two requests, for as long as a prune or its successor takes.
+#[test]
+fn stale_writer_does_not_commit() {
+    run(async {
+        let mut history = History::new(3, 0);
+        let store = Arc::new(FaultyStore::new());
+        let repository = repository(store.clone());
+        let first = history.snapshot(20);
+        command(&repository, &history, first).await.unwrap();
+        let second = history.snapshot(20);
+        let mut at = 0;
+        loop {
+            store.pause(at);
+            let mut slow = Box::pin(command(&repository, &history, second));
+            let finished = store.until_paused(&mut slow).await;
+            if finished {
+                break;
+            }
+            // Everything unfinished is abandoned.
+            let head = repository.head().await.unwrap().unwrap();
+            let retention = Retention { abandon_after_s: 0, ..Retention::default() };
+            let plan = plan_prune(&head, &retention, 2_000_000);
+            let is_listed = head.backups.len() == 2;
+            prune(&repository, &plan).await.unwrap();
+            store.resume();
+            let result = slow.await;
+            if !plan.abandon.is_empty() {
+                assert_eq!(result, Err(BackupError::Fenced), "{at}");
+            } else if is_listed {
+                result.expect("it was committed");
+            }
+            check_all(&repository, &history).await;
+            // For the next round, without the second backup.
+            let head = repository.head().await.unwrap().unwrap();
+            let remove = head.backups[1..].iter().map(|entry| entry.id).collect();
+            let plan = plan_prune(&head, &Retention { remove, ..retention }, 2_000_000);
+            prune(&repository, &plan).await.unwrap();
+            let head = repository.head().await.unwrap().unwrap();
+            store.assert_no_orphans(&repository, &head).await;
+            at += 1;
+        }
+        assert!(at > 8, "{at}");
+    });
+}
+
+#[test]
+fn two_writers_of_one_snapshot_are_one_backup() {
+    run(async {
+        let mut history = History::new(4, 0);
+        let repository = repository(Arc::new(InMemory::new()));
+        for _ in 0..2 {
+            let number = history.snapshot(20);
+            let (one, two) = tokio::join!(
+                command(&repository, &history, number),
+                command(&repository, &history, number)
+            );
+            assert!(one.is_ok() || two.is_ok(), "{one:?} {two:?}");
+            check_all(&repository, &history).await;
+        }
+    });
+}
+
+/// An unfinished backup keeps its base, which a prune removed from the list.
+#[test]
+fn pruned_base_serves_unfinished_backup() {
+    run(async {
+        let mut history = History::new(5, RANGE_BYTES);
+        let store = Arc::new(FaultyStore::new());
+        let repository = repository(store.clone());
+        let first = history.snapshot(20);
+        command(&repository, &history, first).await.unwrap();
+        let second = history.snapshot(5);
+        store.fail(12, Fault::Denied);
+        command(&repository, &history, second).await.expect_err("it is interrupted");
+        assert!(store.heal());
+        let head = repository.head().await.unwrap().unwrap();
+        assert_eq!(head.unfinished.len(), 1);
+        let remove = vec![head.backups[0].id];
+        let retention = Retention { remove, abandon_after_s: 100, ..Retention::default() };
+        prune(&repository, &plan_prune(&head, &retention, 1_000_000)).await.unwrap();
+        let entry = command(&repository, &history, second).await.unwrap();
+        assert_ne!(entry.space.new_bytes, entry.space.stored_bytes);
+        check_all(&repository, &history).await;
+        prune(&repository, &PrunePlan::default()).await.unwrap();
+        check_all(&repository, &history).await;
+    });
+}
+
+/// Each object is removed, cut and altered in turn: verify finds it, and no restore has wrong data.
+#[test]
+fn damage_is_found_and_never_restored() {
+    run(async {
+        let mut history = History::new(6, 0);
+        let store = Arc::new(FaultyStore::new());
+        let repository = repository(store.clone());
+        for _ in 0..2 {
+            let number = history.snapshot(30);
+            command(&repository, &history, number).await.unwrap();
+        }
+        let head = repository.head().await.unwrap().unwrap();
+        for name in store.names().await {
+            let good = store.content(&name).await;
+            let mut altered = good.clone();
+            altered[good.len() / 2] ^= 4;
+            let cut = good[..good.len() - 1].to_vec();
+            for bad in [None, Some(altered), Some(cut)] {
+                store.replace(&name, bad).await;
+                if name.ends_with("head.json") {
+                    // A changed digit of a number is not recognized; everything else is.
+                    if let Ok(Some(head)) = repository.head().await {
+                        let _ = verify(&repository, &head.backups, false, |_, _| ()).await;
+                    }
+                } else if !name.ends_with("probe") {
+                    let report = verify(&repository, &head.backups, false, |_, _| ()).await;
+                    let report = report.expect("it is read");
+                    assert!(!report.damage.is_empty(), "{name}");
+                    let affected: Vec<String> =
+                        report.damage.iter().flat_map(|damage| damage.backups.clone()).collect();
+                    for entry in &head.backups {
+                        match restored(&repository, entry).await {
+                            Ok(volume) => assert!(volume == history.content(&entry.snapshot)),
+                            Err(error) => {
+                                assert!(error.is_damage(), "{error}");
+                                assert!(affected.contains(&entry.snapshot.full_name()), "{name}");
+                            }
+                        }
+                    }
+                }
+                store.replace(&name, Some(good.clone())).await;
+            }
+        }
+        check_all(&repository, &history).await;
+    });
+}
+
+/// Bytes of JSON documents at random: errors, no panics.
+#[test]
+fn hostile_documents_are_refused() {
+    run(async {
+        let mut history = History::new(8, 0);
+        let store = Arc::new(FaultyStore::new());
+        let repository = repository(store.clone());
+        let number = history.snapshot(30);
+        command(&repository, &history, number).await.unwrap();
+        let mut rng = Rng::new(1);
+        for name in store.names().await.into_iter().filter(|name| name.ends_with(".json")) {
+            let good = store.content(&name).await;
+            for _ in 0..3000 {
+                let mut bad = good.clone();
+                for _ in 0..1 + rng.below(3) {
+                    let at = rng.below(bad.len() as u64) as usize;
+                    bad[at] = b"0123456789-\"[]{},:ax"[rng.below(20) as usize];
+                }
+                let _ = crate::document::Head::decode(&bad);
+                let entry: Option<BackupEntry> =
+                    repository.head().await.unwrap().map(|head| head.backups[0].clone());
+                let entry = BackupEntry {
+                    manifest_bytes: bad.len() as u64,
+                    manifest_sha256: crate::id::Checksum::of(&bad),
+                    ..entry.unwrap()
+                };
+                if let Ok(manifest) = crate::document::Manifest::decode(&entry, &bad) {
+                    assert!(manifest.objects().count() < 1000);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn retention_keeps_by_count_or_age() {
+    let entry = |volume: &str, created: u64| BackupEntry {
+        id: crate::id::WriterId([created as u8; 16]),
+        snapshot: SnapshotIdentity {
+            volume: volume.to_owned(),
+            snapshot: format!("s{created}"),
+            snapshot_id: flagstone_pool::PoolId([1; 16]).to_string(),
+            source: created,
+            size_bytes: BLOCK_BYTES,
+            created_seconds: created,
+        },
+        completed_seconds: created,
+        space: Default::default(),
+        manifest_bytes: 0,
+        manifest_sha256: Default::default(),
+    };
+    let head = crate::document::Head {
+        format: 1,
+        backups: vec![entry("a", 10), entry("b", 20), entry("a", 30), entry("a", 40)],
+        ..Default::default()
+    };
+    let removed = |retention: Retention| -> Vec<u64> {
+        let plan = plan_prune(&head, &retention, 50);
+        plan.remove.iter().map(|entry| entry.snapshot.created_seconds).collect()
+    };
+    let volume = || Some("a".to_owned());
+    let none = Retention::default();
+    assert_eq!(removed(none.clone()), [0_u64; 0]);
+    assert_eq!(removed(Retention { keep: Some(1), ..none.clone() }), [10, 30]);
+    assert_eq!(removed(Retention { keep_within_s: Some(25), ..none.clone() }), [10, 20]);
+    let both =
+        Retention { keep: Some(1), keep_within_s: Some(25), volume: volume(), ..none.clone() };
+    assert_eq!(removed(both), [10]);
+    assert_eq!(removed(Retention { remove: vec![crate::id::WriterId([20; 16])], ..none }), [20]);
+}
+
+#[test]
+fn lost_head_is_no_empty_prefix() {
+    run(async {
+        let mut history = History::new(2, 0);
+        let store = Arc::new(FaultyStore::new());
+        let repository = repository(store.clone());
+        let number = history.snapshot(3);
+        command(&repository, &history, number).await.unwrap();
+        store.replace("zone/db/head.json", None).await;
+        let number = history.snapshot(3);
+        for result in [
+            command(&repository, &history, number).await.map(drop),
+            prune(&repository, &PrunePlan::default()).await.map(drop),
+        ] {
+            let error = result.expect_err("the backups are not lost");
+            assert!(error.to_string().contains("head.json is missing"), "{error}");
+        }
+    });
+}

@@ -1,0 +1,217 @@
+//! Verification of backups: all damage, and the backups that it affects.
+//!
+//! Ranges are verified one after the other, for all backups together: a piece that several backups
+//! need is read once, because a pack belongs to one range.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::stream::{self, StreamExt as _};
+use serde::Serialize;
+
+use crate::document::{BackupEntry, DataObject, Manifest};
+use crate::error::BackupError;
+use crate::id::{Checksum, WriterId};
+use crate::index::PieceRef;
+use crate::limits::{BLOCK_BYTES, DAMAGE_MAX, DOWNLOADS_MAX, WINDOW_BYTES_MAX};
+use crate::pieces::download;
+use crate::repository::{DATA, Repository, index_name, pack_name};
+
+/// A missing or damaged object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Damage {
+    /// What is wrong, with the name of the object.
+    pub problem: String,
+    /// Backups that cannot be restored in full.
+    pub backups: Vec<String>,
+}
+
+/// Result of a verification.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct VerifyReport {
+    /// Backups that were verified.
+    pub backups: u64,
+    /// Bytes of pieces that were read and compared with their checksums, in stored form.
+    pub read_bytes: u64,
+    /// All damage, at most [`DAMAGE_MAX`] entries.
+    pub damage: Vec<Damage>,
+    /// Number of further entries.
+    pub more_damage: u64,
+}
+
+impl VerifyReport {
+    fn add(&mut self, problem: String, backups: Vec<String>) {
+        match self.damage.last() {
+            // Neighbors in one pack are missing together.
+            Some(last) if last.problem == problem && last.backups == backups => {}
+            _ if self.damage.len() == DAMAGE_MAX => self.more_damage += 1,
+            _ => self.damage.push(Damage { problem, backups }),
+        }
+    }
+}
+
+struct Verification<'a> {
+    repository: &'a Repository,
+    manifests: Vec<Manifest>,
+    report: VerifyReport,
+}
+
+/// Verifies backups. `quick` only lists objects and compares lengths of indexes; `progress` receives
+/// the finished ranges and the number of all.
+///
+/// # Errors
+/// The store fails. Damage is in the report.
+pub async fn verify(
+    repository: &Repository,
+    selected: &[BackupEntry],
+    quick: bool,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<VerifyReport, BackupError> {
+    let report = VerifyReport { backups: selected.len() as u64, ..VerifyReport::default() };
+    let mut verification = Verification { repository, manifests: Vec::new(), report };
+    for entry in selected {
+        match repository.manifest(entry).await {
+            Ok(manifest) => verification.manifests.push(manifest),
+            Err(error) if error.is_damage() => {
+                verification.report.add(error.to_string(), vec![entry.snapshot.full_name()]);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if quick {
+        verification.list().await?;
+        return Ok(verification.report);
+    }
+    let ranges = verification.manifests.iter().map(|manifest| manifest.snapshot.ranges());
+    let ranges = ranges.max().unwrap_or(0);
+    for range in 0..ranges {
+        verification.range(range).await?;
+        progress(range.into(), ranges.into());
+    }
+    Ok(verification.report)
+}
+
+impl Verification<'_> {
+    fn names(&self, places: impl IntoIterator<Item = u32>) -> Vec<String> {
+        let name = |place: u32| self.manifests[place as usize].snapshot.full_name();
+        places.into_iter().map(name).collect()
+    }
+
+    async fn range(&mut self, range: u32) -> Result<(), BackupError> {
+        let pieces = self.pieces(range).await?;
+        let mut windows: Vec<Vec<PieceRef>> = Vec::new();
+        let mut bytes = 0;
+        for piece in pieces.keys() {
+            let len = usize::from(piece.blocks) * BLOCK_BYTES as usize;
+            match windows.last_mut() {
+                Some(window) if bytes + len <= WINDOW_BYTES_MAX => window.push(*piece),
+                _ => {
+                    windows.push(vec![*piece]);
+                    bytes = 0;
+                }
+            }
+            bytes += len;
+        }
+        let repository = self.repository;
+        let downloads = windows.into_iter().map(async |window| {
+            let found = download(repository, window).await?;
+            let results = found.into_iter().map(|(piece, content)| (piece, content.err()));
+            Ok::<_, BackupError>(results.collect::<Vec<_>>())
+        });
+        let mut downloads = stream::iter(downloads).buffered(DOWNLOADS_MAX);
+        while let Some(results) = downloads.next().await {
+            for (piece, damage) in results? {
+                match damage {
+                    None => self.report.read_bytes += u64::from(piece.stored),
+                    Some(error) => {
+                        let affected = self.names(pieces[&piece].iter().copied());
+                        self.report.add(error.to_string(), affected);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pieces of a range, and the backups that need them, from sound indexes.
+    async fn pieces(&mut self, range: u32) -> Result<BTreeMap<PieceRef, Vec<u32>>, BackupError> {
+        // Backups with the same index of the range.
+        let mut indexes: BTreeMap<(WriterId, Checksum), Vec<u32>> = BTreeMap::new();
+        for (place, manifest) in self.manifests.iter().enumerate() {
+            if let Some(entry) = manifest.range(range) {
+                let writer = manifest.writer(entry.writer).expect("a manifest is checked");
+                indexes.entry((writer, entry.index_sha256)).or_default().push(place as u32);
+            }
+        }
+        let mut pieces: BTreeMap<PieceRef, Vec<u32>> = BTreeMap::new();
+        for places in indexes.into_values() {
+            let manifest = &self.manifests[places[0] as usize];
+            let extents = match self.repository.index(manifest, range).await {
+                Ok(extents) => extents,
+                Err(error) if error.is_damage() => {
+                    let affected = self.names(places);
+                    self.report.add(error.to_string(), affected);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let distinct: BTreeSet<PieceRef> = extents.iter().map(|extent| extent.piece).collect();
+            let of_index: BTreeSet<_> =
+                distinct.iter().map(|piece| (piece.writer, DataObject::Pack(piece.pack))).collect();
+            for place in &places {
+                let listed: BTreeSet<_> = packs_of(&self.manifests[*place as usize], range);
+                if !of_index.is_subset(&listed) {
+                    let affected = self.names([*place]);
+                    let problem = format!("the manifest lacks packs of range {range}");
+                    self.report.add(problem, affected);
+                }
+            }
+            for piece in distinct {
+                pieces.entry(piece).or_default().extend(&places);
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Compares the objects of the store with those that backups need.
+    async fn list(&mut self) -> Result<(), BackupError> {
+        let mut needed: BTreeMap<(WriterId, DataObject), (Option<u64>, Vec<u32>)> = BTreeMap::new();
+        for (place, manifest) in self.manifests.iter().enumerate() {
+            for (writer, object, len) in manifest.objects() {
+                let entry = needed.entry((writer, object)).or_default();
+                entry.0 = len;
+                entry.1.push(place as u32);
+            }
+        }
+        let writers: BTreeSet<WriterId> = needed.keys().map(|(writer, _)| *writer).collect();
+        for writer in writers {
+            let listed = self.repository.list(&format!("{DATA}/{writer}")).await?;
+            let listed: BTreeMap<String, u64> = listed.into_iter().collect();
+            let own = (writer, DataObject::Index(0))..=(writer, DataObject::Pack(u32::MAX));
+            for ((_, object), (len, places)) in needed.range(own) {
+                let name = match object {
+                    DataObject::Index(range) => index_name(writer, *range),
+                    DataObject::Pack(number) => pack_name(writer, *number),
+                };
+                let found = name.rsplit('/').next().and_then(|last| listed.get(last));
+                let problem = match (found, len) {
+                    (None, _) => "it is missing",
+                    (Some(found), Some(len)) if found != len => "its length is wrong",
+                    _ => continue,
+                };
+                let problem = self.repository.damaged(&name, problem).to_string();
+                let affected = self.names(places.iter().copied());
+                self.report.add(problem, affected);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn packs_of(manifest: &Manifest, range: u32) -> BTreeSet<(WriterId, DataObject)> {
+    let runs = manifest.range(range).into_iter().flat_map(|entry| &entry.packs);
+    let packs = runs.flat_map(|run| {
+        let writer = manifest.writer(run.0).expect("a manifest is checked");
+        (run.1..run.1 + run.2).map(move |number| (writer, DataObject::Pack(number)))
+    });
+    packs.collect()
+}
