@@ -16,6 +16,7 @@ use flagstone_load::job::Crash;
 use flagstone_runtime::IoEngine;
 use flagstone_units::{format_size, parse_duration, parse_size};
 
+use crate::backup::args::BackupArgs;
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
 use crate::key::KeyArgs;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Volume(VolumeArgs),
     /// Take, show, compare and delete snapshots of volumes of pools, and roll back to them
     Snapshot(SnapshotArgs),
+    /// Show, verify, prune and restore backups in an object store
+    Backup(BackupArgs),
     /// Measure or verify a device with the built-in load generator
     Load(LoadArgs),
     /// Write a commented configuration file for a disk, a mirrored pair or a limited volume

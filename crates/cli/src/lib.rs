@@ -4,6 +4,7 @@
 #![allow(missing_docs, reason = "the names of most members say it")]
 
 mod args;
+mod backup;
 mod bench;
 mod check;
 mod completions;
@@ -54,6 +55,7 @@ pub fn run() -> Exit {
         Command::Pool(args) => pool::run_pool(&args),
         Command::Volume(args) => pool::run_volume(&args),
         Command::Snapshot(args) => pool::run_snapshot(&args),
+        Command::Backup(args) => backup::run(&args),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Key(args) => key::run(&args),
@@ -68,7 +70,7 @@ pub fn run() -> Exit {
 }
 
 /// Options that several commands share, by the name of their list in `docs/cli.md`.
-pub fn option_groups() -> [(&'static str, clap::Command); 13] {
+pub fn option_groups() -> [(&'static str, clap::Command); 14] {
     let group = || clap::Command::new("group");
     [
         ("query", status::QueryArgs::augment_args(group())),
@@ -76,6 +78,7 @@ pub fn option_groups() -> [(&'static str, clap::Command); 13] {
         ("mirror-peer", mirror::args::PeerArgs::augment_args(group())),
         ("pool-orders", pool::args::OrderArgs::augment_args(group())),
         ("volume-settings", pool::args::SettingArgs::augment_args(group())),
+        ("backup-store", backup::args::StoreArgs::augment_args(group())),
         ("plan-machine", plan::args::MachineArgs::augment_args(group())),
         ("plan-disk", plan::args::DiskArgs::augment_args(group())),
         ("plan-jobs", plan::args::JobArgs::augment_args(group())),

@@ -1,5 +1,7 @@
 //! `[arbiter]` of a configuration: the store that decides for mirrors that fail over by themselves.
 
+use std::path::PathBuf;
+
 use super::model::{ArbiterStore, ArbiterTls, BucketStore, BucketUrl, Cloud, EtcdStore};
 use super::read::{file_path, key_path};
 use super::reader::Reader;
@@ -101,6 +103,67 @@ fn word(text: &str) -> Result<String, &'static str> {
     sound.then(|| text.to_owned()).ok_or("write a-z, 0-9 and `-`")
 }
 
+/// Keys that one cloud has, whether it needs them, and their meaning.
+fn keys_of_clouds(has_endpoint: bool) -> [(&'static str, Cloud, bool, &'static str); 2] {
+    [
+        ("region", Cloud::S3, !has_endpoint, "the bucket's, such as \"eu-central-1\""),
+        ("account", Cloud::Azure, true, "the storage account of the container"),
+    ]
+}
+
+/// Settings of an object store as options of a command, which have the names of the keys.
+#[derive(Debug, Clone, Default)]
+pub struct BucketOptions<'a> {
+    /// `s3://BUCKET/PREFIX`
+    pub url: &'a str,
+    /// Region of S3.
+    pub region: Option<&'a str>,
+    /// Storage account of Azure.
+    pub account: Option<&'a str>,
+    /// Server; the cloud's own if `None`.
+    pub endpoint: Option<&'a str>,
+    /// Authorities that are trusted; the machine's if `None`.
+    pub ca_file: Option<PathBuf>,
+    /// Credentials; the machine's identity in its cloud if `None`.
+    pub credentials_file: Option<PathBuf>,
+}
+
+impl BucketOptions<'_> {
+    /// Checks the options, by the rules of the keys.
+    ///
+    /// # Errors
+    /// The first mistake, and what is accepted.
+    pub fn check(&self) -> Result<BucketStore, String> {
+        let url = bucket_url(self.url).map_err(|error| format!("{}: {error}", self.url))?;
+        let endpoint = self.endpoint.map(bucket_endpoint).transpose();
+        let endpoint = endpoint.map_err(|error| format!("--endpoint: {error}"))?;
+        for (key, cloud, required, help) in keys_of_clouds(endpoint.is_some()) {
+            let option = if key == "region" { self.region } else { self.account };
+            match option {
+                Some(_) if url.cloud != cloud => {
+                    return Err(format!("--{key} has no effect with {}: remove it", self.url));
+                }
+                Some(text) => drop(word(text).map_err(|error| format!("--{key}: {error}"))?),
+                None if url.cloud == cloud && required => {
+                    return Err(format!("{} needs --{key}: {help}", self.url));
+                }
+                None => {}
+            }
+        }
+        if self.ca_file.is_some() && endpoint.as_ref().is_some_and(|url| url.starts_with("http:")) {
+            return Err("--store-ca-file has no effect with http://: remove it".to_owned());
+        }
+        Ok(BucketStore {
+            object_store: url,
+            region: self.region.unwrap_or(REGION).to_owned(),
+            account: self.account.unwrap_or_default().to_owned(),
+            endpoint,
+            ca_file: self.ca_file.clone(),
+            credentials_file: self.credentials_file.clone(),
+        })
+    }
+}
+
 fn read_bucket(reader: &Reader<'_>) -> Option<BucketStore> {
     let report = reader.report();
     let url = reader.parsed("object_store", bucket_url).map(|url| url.value);
@@ -110,11 +173,7 @@ fn read_bucket(reader: &Reader<'_>) -> Option<BucketStore> {
     let ca_file = reader.parsed("ca_file", file_path).map(|path| path.value);
     let credentials_file = reader.parsed("credentials_file", key_path).map(|path| path.value);
     let url = url?;
-    let of_cloud = [
-        ("region", Cloud::S3, !reader.has("endpoint"), "the bucket's, such as \"eu-central-1\""),
-        ("account", Cloud::Azure, true, "the storage account of the container"),
-    ];
-    for (key, cloud, required, help) in of_cloud {
+    for (key, cloud, required, help) in keys_of_clouds(reader.has("endpoint")) {
         if reader.has(key) && url.cloud != cloud {
             let message = format!("`{key}` has no effect with this `object_store`");
             report.error(&reader.key_place(key), message, "remove it");

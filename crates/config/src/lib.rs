@@ -42,6 +42,7 @@ pub mod uri;
 use std::path::Path;
 
 pub use access::Exposure;
+pub use arbiter::BucketOptions;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, DiagnosticSeverity, Diagnostics};
 pub use model::{

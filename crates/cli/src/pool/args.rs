@@ -6,6 +6,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use flagstone_pool::Compression;
 use flagstone_units::parse_size;
 
+use crate::backup::args::MakeBackupArgs;
 use crate::completions;
 use crate::status::server::ApiArgs;
 use crate::status::{QueryArgs, StatusArgs};
@@ -72,6 +73,8 @@ pub(crate) enum VolumeCommand {
     Send(SendArgs),
     /// Make a volume, or bring one up to date, from a stream on standard input
     Receive(ReceiveArgs),
+    /// Store a snapshot in an object store, or what changed since the last backup of the volume
+    Backup(MakeBackupArgs),
     /// Delete a volume with its data
     Delete(DeleteArgs),
 }

@@ -4,7 +4,7 @@
 pub(crate) mod args;
 mod show;
 mod snapshot;
-mod stream;
+pub(crate) mod stream;
 mod verify;
 mod volumes;
 
@@ -14,6 +14,7 @@ use flagstone_server::api::pool_document::{OrderDocument, PoolDocument, PoolsDoc
 use flagstone_server::http::encode;
 use serde_json::{Map, Value, json};
 
+use crate::backup;
 use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
@@ -64,6 +65,7 @@ pub(crate) fn run_volume(args: &VolumeArgs) -> Result<Exit, Failure> {
         VolumeCommand::Show(args) => status::run(args),
         VolumeCommand::Send(args) => stream::send(args),
         VolumeCommand::Receive(args) => stream::receive(args),
+        VolumeCommand::Backup(args) => backup::make(args),
         command => run_client(async || act(volume_order(command)?)),
     }
 }
@@ -191,7 +193,8 @@ fn volume_order(command: &VolumeCommand) -> Result<PoolRequest, Failure> {
         VolumeCommand::List(_)
         | VolumeCommand::Show(_)
         | VolumeCommand::Send(_)
-        | VolumeCommand::Receive(_) => unreachable!("they are no orders"),
+        | VolumeCommand::Receive(_)
+        | VolumeCommand::Backup(_) => unreachable!("they are no orders"),
     };
     let (kind, body, args) = ("volume", object(body), args.clone());
     Ok(PoolRequest { kind, name: name.clone(), action, body, asks_first, args })

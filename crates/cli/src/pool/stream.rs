@@ -21,6 +21,34 @@ const BODY_BYTES: usize = 1 << 20;
 
 const TEMPLATE: &str = "{bytes} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}";
 
+/// Source of the frames of a stream.
+pub(crate) trait FrameSource {
+    /// Appends about 1 MiB of frames, or nothing at the end.
+    fn more(&mut self, bytes: &mut Vec<u8>) -> Result<(), String>;
+
+    /// The receiver has the first `at` bytes of the snapshot: frames of them may be missing.
+    fn skip_to(&mut self, at: u64);
+
+    /// What continues an interrupted receive.
+    fn repetition(&self) -> &'static str;
+}
+
+/// The stream that another program writes.
+struct Input<'a>(io::StdinLock<'a>);
+
+impl FrameSource for Input<'_> {
+    fn more(&mut self, bytes: &mut Vec<u8>) -> Result<(), String> {
+        let more = self.0.by_ref().take(BODY_BYTES as u64).read_to_end(bytes);
+        more.map(drop).map_err(|error| format!("the stream cannot be read: {error}"))
+    }
+
+    fn skip_to(&mut self, _: u64) {}
+
+    fn repetition(&self) -> &'static str {
+        "run the same commands again"
+    }
+}
+
 /// Follows the frames of a stream.
 struct Watch {
     at: u64,
@@ -133,10 +161,19 @@ fn lost(args: &ReceiveArgs, had: Option<u64>, error: &dyn Display) -> String {
 }
 
 pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
-    let mut input = io::stdin().lock();
+    let input = io::stdin().lock();
     if input.is_terminal() {
         return Err(Failure::usage("the stream comes from standard input: … < stream"));
     }
+    let (text, outcome) = receive_from(args, &mut Input(input))?;
+    Ok(print(&if args.json { text } else { format!("{outcome}\n") }, Exit::Success))
+}
+
+/// Sends a stream to the server; returns its last answer, and the outcome in it.
+pub(crate) fn receive_from(
+    args: &ReceiveArgs,
+    input: &mut impl FrameSource,
+) -> Result<(String, String), Failure> {
     let mut server = args.api.connect()?;
     let pool = args.pool.as_ref().map(|pool| format!("&pool={}", encode(pool)));
     let name = encode(&args.name);
@@ -152,15 +189,13 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
     let mut bytes: Vec<u8> = Vec::with_capacity(BODY_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX);
     loop {
         let before = bytes.len();
-        let more = input.by_ref().take(BODY_BYTES as u64).read_to_end(&mut bytes);
+        let more = input.more(&mut bytes);
         let has_more = more.as_ref().is_ok_and(|_| bytes.len() > before);
         // The answer to the first frame says what the volume has.
         let most = if begin.is_empty() { 1 } else { usize::MAX };
         let whole = see_all(&bytes, &mut watch, most, |frame| body.extend_from_slice(frame))?;
         if whole == 0 && !has_more {
-            let why = more.err().map_or("the stream is cut".to_owned(), |error| {
-                format!("the stream cannot be read: {error}")
-            });
+            let why = more.err().unwrap_or_else(|| "the stream is cut".to_owned());
             if begin.is_empty() {
                 return Err(Failure::failed(format!("{why}: nothing was received")));
             }
@@ -168,8 +203,9 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
             let text = server.post_bytes(&path, &begin, |error| lost(args, None, error))?;
             let ReceiveDocument { position_bytes: has, .. } = read(text.as_bytes())?;
             return Err(Failure::failed(format!(
-                "{why}: the volume has {has} bytes of its snapshot, and is not served; run the same \
-                 commands again, or leave out what it has: flagstone volume send --resume {has}"
+                "{why}: the volume has {has} bytes of its snapshot, and is not served; {}, or leave \
+                 out what it has: flagstone volume send --resume {has}",
+                input.repetition()
             )));
         }
         if begin.is_empty() {
@@ -182,10 +218,10 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
             let answer: ReceiveDocument = read(text.as_bytes())?;
             if answer.complete {
                 watch.bar.finish_and_clear();
-                let text = if args.json { text } else { format!("{}\n", answer.outcome) };
-                return Ok(print(&text, Exit::Success));
+                return Ok((text, answer.outcome));
             }
             watch.had = watch.had.max(answer.position_bytes);
+            input.skip_to(watch.had);
         }
         body.clear();
         bytes.drain(..whole);

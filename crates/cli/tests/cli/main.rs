@@ -172,6 +172,8 @@ fn cli_reference_matches_clap() {
     let snapshot = |name: &str| options_beyond(&find(&["snapshot", name]), &orders);
     assert!(pool("reopen") == pool("destroy"));
     assert!(status == options_beyond(&find(&["volume", "show"]), &query));
+    let stores = ids(&["query", "backup-store"]);
+    let backup = |name: &str| options_beyond(&find(&["backup", name]), &stores);
     let peers = ids(&["mirror-peer"]);
     let mirror_peer = |name: &str| options_beyond(&find(&["mirror", name]), &peers);
     let on_disks = ids(&["plan-disk", "plan-jobs", "plan-output"]);
@@ -221,6 +223,11 @@ fn cli_reference_matches_clap() {
         ("options:volume-promote".to_owned(), volume("promote")),
         ("options:volume-send".to_owned(), volume("send")),
         ("options:volume-receive".to_owned(), volume("receive")),
+        ("options:volume-backup".to_owned(), options_beyond(&find(&["volume", "backup"]), &stores)),
+        ("options:backup-list".to_owned(), backup("list")),
+        ("options:backup-verify".to_owned(), backup("verify")),
+        ("options:backup-prune".to_owned(), backup("prune")),
+        ("options:backup-restore".to_owned(), backup("restore")),
         ("options:snapshot-create".to_owned(), snapshot("create")),
         ("options:snapshot-diff".to_owned(), snapshot("diff")),
         ("options:snapshot-rollback".to_owned(), snapshot("rollback")),

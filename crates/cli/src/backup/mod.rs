@@ -1,0 +1,207 @@
+//! `flagstone backup` and `flagstone volume backup`: backups of snapshots in an object store. The
+//! program talks to the store itself, and to a server only to read and write pools.
+
+pub(crate) mod args;
+mod make;
+mod restore;
+mod show;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_backup::document::{BackupEntry, Head};
+use flagstone_backup::limits::{INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, REQUEST_S};
+use flagstone_backup::prune::{PrunePlan, Retention, Unneeded, plan_prune, preview, prune};
+use flagstone_backup::verify::verify;
+use flagstone_backup::{BackupError, Options, Repository};
+use flagstone_config::BucketOptions;
+use flagstone_objects::ClientOptions;
+use flagstone_server::http::tls::store_client_config;
+use serde_json::json;
+use tokio::runtime::{Builder, Runtime};
+
+use args::{BackupArgs, BackupCommand, ListBackupsArgs, PruneArgs, StoreArgs, VerifyBackupsArgs};
+
+use crate::confirm::is_agreed;
+use crate::exit::{Exit, Failure};
+use crate::output::{complain, print, progress_bar};
+
+pub(crate) use make::make;
+
+/// Names of backups that a message lists.
+const NAMES_SHOWN: usize = 20;
+
+impl From<BackupError> for Failure {
+    fn from(error: BackupError) -> Failure {
+        let exit = if error.is_damage() { Exit::VerifyFailed } else { Exit::Failed };
+        Failure(exit, error.to_string())
+    }
+}
+
+/// A repository, and the runtime of its requests.
+struct Session {
+    runtime: Runtime,
+    repository: Arc<Repository>,
+    url: String,
+}
+
+fn tls(ca_file: Option<&Path>) -> std::io::Result<rustls::ClientConfig> {
+    store_client_config(ca_file).map_err(std::io::Error::other)
+}
+
+impl Session {
+    fn open(args: &StoreArgs) -> Result<Session, Failure> {
+        let options = BucketOptions {
+            url: &args.url,
+            region: args.region.as_deref(),
+            account: args.account.as_deref(),
+            endpoint: args.endpoint.as_deref(),
+            ca_file: args.store_ca_file.clone(),
+            credentials_file: args.credentials_file.clone(),
+        };
+        let settings = options.check().map_err(Failure::usage)?;
+        flagstone_objects::check(&settings, tls).map_err(Failure::failed)?;
+        let secret = flagstone_objects::secret(&settings).map_err(Failure::failed)?;
+        let request_limit = Duration::from_secs(REQUEST_S);
+        let answer_bytes_max = MANIFEST_BYTES_MAX.max(INDEX_BYTES_MAX) + (1 << 20);
+        let options = ClientOptions { request_limit, answer_bytes_max, tls };
+        let client = flagstone_objects::connect(&settings, secret, options);
+        let store = client.map_err(Failure::failed)?.store;
+        let prefix = &settings.object_store.prefix;
+        let options = Options::new(|text| complain(&format!("flagstone: {text}\n")));
+        let repository = Arc::new(Repository::new(Arc::from(store), prefix, options));
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(Failure::failed)?;
+        Ok(Session { runtime, repository, url: args.url.clone() })
+    }
+
+    /// The head of a prefix that has one.
+    fn head(&self) -> Result<Head, Failure> {
+        let head = self.runtime.block_on(self.repository.head())?;
+        head.ok_or_else(|| {
+            Failure::failed(format!(
+                "{} has no backups; make one: flagstone volume backup VOLUME@SNAPSHOT {}",
+                self.url, self.url
+            ))
+        })
+    }
+}
+
+/// The newest backup with this name, or the one with this ID.
+fn find<'a>(head: &'a Head, name: &str) -> Result<&'a BackupEntry, Failure> {
+    let mut backups = head.backups.iter().rev();
+    let found =
+        backups.find(|entry| entry.snapshot.full_name() == name || entry.id.to_string() == name);
+    found.ok_or_else(|| {
+        let names = head.backups.iter().rev().take(NAMES_SHOWN);
+        let names: Vec<String> = names.map(|entry| entry.snapshot.full_name()).collect();
+        Failure::failed(format!(
+            "there is no backup {name}; the newest are: {}",
+            if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+        ))
+    })
+}
+
+pub(crate) fn run(args: &BackupArgs) -> Result<Exit, Failure> {
+    match &args.command {
+        BackupCommand::List(args) => list(args),
+        BackupCommand::Verify(args) => run_verify(args),
+        BackupCommand::Prune(args) => run_prune(args),
+        BackupCommand::Restore(args) => restore::run(args),
+    }
+}
+
+fn list(args: &ListBackupsArgs) -> Result<Exit, Failure> {
+    let session = Session::open(&args.store)?;
+    let mut head = session.runtime.block_on(session.repository.head())?.unwrap_or_default();
+    if let Some(volume) = &args.volume {
+        head.backups.retain(|entry| entry.snapshot.volume == *volume);
+        head.unfinished.retain(|unfinished| unfinished.snapshot.volume == *volume);
+    }
+    let text = match args.json {
+        true => {
+            let unfinished: Vec<_> = head
+                .unfinished
+                .iter()
+                .map(|unfinished| {
+                    json!({
+                        "snapshot": unfinished.snapshot,
+                        "renewed_seconds": unfinished.renewed_seconds,
+                    })
+                })
+                .collect();
+            crate::output::json(&json!({"backups": head.backups, "unfinished": unfinished}))
+        }
+        false => show::list(&head, &session.url),
+    };
+    Ok(print(&text, Exit::Success))
+}
+
+fn run_verify(args: &VerifyBackupsArgs) -> Result<Exit, Failure> {
+    let session = Session::open(&args.store)?;
+    let head = session.head()?;
+    let selected: Vec<BackupEntry> = match args.backups.is_empty() {
+        true => head.backups.clone(),
+        false => {
+            let found = args.backups.iter().map(|name| find(&head, name).cloned());
+            found.collect::<Result<_, _>>()?
+        }
+    };
+    let bar = progress_bar(Some(0), "range {pos} of {len} {wide_bar} {eta}");
+    let progress = |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    };
+    let verified = verify(&session.repository, &selected, args.quick, progress);
+    let report = session.runtime.block_on(verified)?;
+    bar.finish_and_clear();
+    let exit = if report.damage.is_empty() { Exit::Success } else { Exit::VerifyFailed };
+    let text = match args.json {
+        true => crate::output::json(&report),
+        false => show::verification(&report, args.quick),
+    };
+    Ok(print(&text, exit))
+}
+
+fn run_prune(args: &PruneArgs) -> Result<Exit, Failure> {
+    let session = Session::open(&args.store)?;
+    let head = session.head()?;
+    let mut remove = Vec::new();
+    for name in &args.remove {
+        remove.push(find(&head, name)?.id);
+    }
+    let retention = Retention {
+        volume: args.volume.clone(),
+        keep: args.keep,
+        keep_within_s: args.keep_within.map(|age| age.as_secs()),
+        remove,
+        abandon_after_s: args.abandon_after.as_secs(),
+    };
+    let plan = plan_prune(&head, &retention, session.repository.now());
+    if !args.dry_run && !plan.remove.is_empty() && !args.yes {
+        let names: Vec<String> = plan.remove.iter().map(show::named).collect();
+        let loss = format!("backups {}", names.join(", "));
+        if !is_agreed(&format!("prune {}", session.url), &loss) {
+            return Ok(Exit::Usage);
+        }
+    }
+    let unneeded: Unneeded = match args.dry_run {
+        true => session.runtime.block_on(preview(&session.repository, &plan))?,
+        false => {
+            if !args.json {
+                complain(&show::plan(&plan, "removing"));
+            }
+            session.runtime.block_on(prune(&session.repository, &plan))?
+        }
+    };
+    let PrunePlan { remove, abandon } = &plan;
+    let text = match args.json {
+        true => crate::output::json(&json!({
+            "dry_run": args.dry_run, "removed": remove, "abandoned": abandon,
+            "deleted_objects": unneeded.objects, "deleted_bytes": unneeded.bytes,
+        })),
+        false => show::pruned(&plan, unneeded, args.dry_run),
+    };
+    Ok(print(&text, Exit::Success))
+}

@@ -1,0 +1,216 @@
+//! `flagstone backup restore`: to a pool, as `flagstone volume receive` does, or to a sparse file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use flagstone_backup::document::BackupEntry;
+use flagstone_backup::{BackupError, Chunk, Restore};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use indicatif::ProgressBar;
+use serde_json::json;
+use tokio::runtime::Runtime;
+
+use super::args::RestoreArgs;
+use super::{Session, find, show};
+use crate::exit::{Exit, Failure};
+use crate::output::{print, progress_bar};
+use crate::pool::args::{ForceArgs, ReceiveArgs};
+use crate::pool::stream::{FrameSource, receive_from};
+
+const TEMPLATE: &str = "{bytes} of {total_bytes} {wide_bar} {bytes_per_sec} {eta}";
+
+/// Bytes of frames after which they are sent.
+const FRAMES_BYTES: usize = 1 << 20;
+
+/// Stream of a backup, for a server.
+struct BackupStream<'a> {
+    runtime: &'a Runtime,
+    entry: &'a BackupEntry,
+    restore: Restore,
+    state: StreamState,
+    /// The failure that ended the stream.
+    failure: Option<BackupError>,
+}
+
+#[derive(PartialEq)]
+enum StreamState {
+    Begins,
+    Continues,
+    Ended,
+}
+
+impl BackupStream<'_> {
+    fn frame(&self, offset: u64, body: FrameBody<'_>, out: &mut Vec<u8>) {
+        let identity = &self.entry.snapshot;
+        let (snapshot, source) = (identity.uuid(), identity.source);
+        StreamFrame { snapshot, source, offset, body }.encode(out);
+    }
+}
+
+impl FrameSource for BackupStream<'_> {
+    fn more(&mut self, bytes: &mut Vec<u8>) -> Result<(), String> {
+        let identity = &self.entry.snapshot;
+        if self.state == StreamState::Begins {
+            self.state = StreamState::Continues;
+            let start = StreamStart {
+                name: identity.snapshot.clone(),
+                base: None,
+                size_bytes: identity.size_bytes,
+                created_s: identity.created_seconds,
+            };
+            // Alone: the answer says what the server has.
+            self.frame(0, FrameBody::Begin(start), bytes);
+            return Ok(());
+        }
+        let before = bytes.len();
+        while self.state == StreamState::Continues && bytes.len() - before < FRAMES_BYTES {
+            let next = self.runtime.block_on(self.restore.next()).map_err(|error| {
+                self.failure = Some(error.clone());
+                error.to_string()
+            })?;
+            match next {
+                Some(Chunk { offset, data: Some(data), .. }) => {
+                    self.frame(offset, FrameBody::Data(&data), bytes);
+                }
+                Some(Chunk { offset, len, data: None }) => {
+                    self.frame(offset, FrameBody::Zero(len), bytes);
+                }
+                None => {
+                    self.frame(identity.size_bytes, FrameBody::End, bytes);
+                    self.state = StreamState::Ended;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn skip_to(&mut self, at: u64) {
+        self.restore.skip_to(at);
+    }
+
+    fn repetition(&self) -> &'static str {
+        "run the same command again"
+    }
+}
+
+pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
+    let session = Session::open(&args.store)?;
+    let head = session.head()?;
+    let entry = find(&head, &args.backup)?;
+    if let Some(file) = &args.to_file
+        && file.exists()
+    {
+        return Err(Failure::failed(format!(
+            "{} exists: give the name of a new file",
+            file.display()
+        )));
+    }
+    let opened = Restore::open(session.repository.clone(), entry);
+    let restore = session.runtime.block_on(opened)?;
+    let target = match (&args.to_file, &args.volume, &args.pool) {
+        (Some(file), ..) => format!("file {}", file.display()),
+        (None, Some(volume), Some(pool)) => format!("volume {volume} in pool {pool}"),
+        (None, ..) => return Err(Failure::usage("give --to-file, or a volume and --pool")),
+    };
+    let verb = if args.dry_run { "would be restored" } else { "is restored" };
+    let mut outcome = format!("{} {verb} to {target}: {}", show::named(entry), show::space(entry));
+    if !args.dry_run {
+        match (&args.to_file, &args.volume) {
+            (Some(file), _) => to_file(&session.runtime, restore, entry, file)?,
+            (None, Some(volume)) => to_pool(&session.runtime, restore, entry, args, volume)?,
+            (None, None) => {}
+        }
+    }
+    let text = match args.json {
+        true => crate::output::json(
+            &json!({"outcome": outcome, "dry_run": args.dry_run, "backup": entry}),
+        ),
+        false => {
+            outcome.push('\n');
+            outcome
+        }
+    };
+    Ok(print(&text, Exit::Success))
+}
+
+fn to_pool(
+    runtime: &Runtime,
+    restore: Restore,
+    entry: &BackupEntry,
+    args: &RestoreArgs,
+    volume: &str,
+) -> Result<(), Failure> {
+    let target = ReceiveArgs {
+        name: volume.to_owned(),
+        pool: args.pool.clone(),
+        compression: None,
+        force: ForceArgs { force: false },
+        json: false,
+        api: args.api.clone(),
+    };
+    let (state, failure) = (StreamState::Begins, None);
+    let mut stream = BackupStream { runtime, entry, restore, state, failure };
+    let received = receive_from(&target, &mut stream);
+    received.map(drop).map_err(|Failure(exit, text)| match &stream.failure {
+        Some(error) if error.is_damage() => Failure(Exit::VerifyFailed, text),
+        _ => Failure(exit, text),
+    })
+}
+
+/// A file that has its name only when it is complete.
+struct NewFile {
+    file: File,
+    path: PathBuf,
+    partial: PathBuf,
+}
+
+impl NewFile {
+    fn create(path: &Path, len: u64) -> io::Result<NewFile> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&partial)?;
+        file.set_len(len)?;
+        Ok(NewFile { file, path: path.to_owned(), partial })
+    }
+
+    fn complete(self) -> io::Result<()> {
+        self.file.sync_all()?;
+        // Fails if the file was made meanwhile.
+        fs::hard_link(&self.partial, &self.path)?;
+        fs::remove_file(&self.partial)?;
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = OpenOptions::new().read(true).open(folder.unwrap_or(Path::new(".")))?;
+        folder.sync_all()
+    }
+}
+
+fn to_file(
+    runtime: &Runtime,
+    mut restore: Restore,
+    entry: &BackupEntry,
+    path: &Path,
+) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::failed(format!("{}: {error}", path.display()));
+    let size = entry.snapshot.size_bytes;
+    let bar: ProgressBar = progress_bar(Some(size), TEMPLATE);
+    let new = NewFile::create(path, size).map_err(failed)?;
+    let written = (|| {
+        while let Some(chunk) = runtime.block_on(restore.next())? {
+            if let Some(data) = &chunk.data {
+                new.file.write_all_at(data, chunk.offset).map_err(failed)?;
+            }
+            bar.set_position(chunk.offset + chunk.len);
+        }
+        Ok(())
+    })();
+    if let Err(failure) = written {
+        let _ = fs::remove_file(&new.partial);
+        return Err(failure);
+    }
+    new.complete().map_err(failed)?;
+    bar.finish_and_clear();
+    Ok(())
+}
