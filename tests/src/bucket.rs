@@ -93,6 +93,21 @@ impl Bucket {
         text
     }
 
+    /// Options of a command on backups below a prefix of an unencrypted server.
+    pub fn backup_options(&self, prefix: &str) -> String {
+        let secret = self.secret_file();
+        format!(
+            "s3://records/{prefix} --endpoint http://127.0.0.1:{} --credentials-file {}",
+            self.port,
+            secret.display()
+        )
+    }
+
+    /// Folder of the bucket's objects.
+    pub fn folder(&self) -> PathBuf {
+        self.scratch.join("store/records")
+    }
+
     fn secret_file(&self) -> PathBuf {
         self.scratch.join("credentials")
     }

@@ -1,0 +1,156 @@
+//! Backups of a pool's volume in a real S3-compatible server: made, listed, verified, pruned, and
+//! restored to a pool and to a file.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use flagstone_tests::bucket::Bucket;
+use flagstone_tests::pools::Bed;
+use flagstone_tests::server::binary;
+use flagstone_tests::tools::{have, run};
+use serde_json::Value;
+
+fn io(bed: &Bed, command: &str) {
+    let printed = run("qemu-io", &["-f", "raw", "-c", command, &bed.server.nbd_uri("db")]);
+    assert!(!printed.contains("failed"), "{command}: {printed}");
+}
+
+fn content(bed: &Bed, export: &str, name: &str) -> Vec<u8> {
+    let file = bed.scratch.join(name);
+    let path = file.to_str().expect("temporary paths are UTF-8");
+    run("nbdcopy", &[&bed.server.nbd_uri(export), path]);
+    fs::read(file).expect("it was copied")
+}
+
+/// A command without a server.
+fn alone(line: &str) -> Output {
+    Command::new(binary()).args(line.split(' ')).output().expect("flagstone runs")
+}
+
+#[track_caller]
+fn succeeds(line: &str) -> String {
+    let output = alone(line);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{line}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn largest_pack(folder: &Path) -> std::path::PathBuf {
+    let mut packs = Vec::new();
+    for writer in fs::read_dir(folder).expect("a folder").flatten() {
+        for object in fs::read_dir(writer.path()).expect("a folder").flatten() {
+            if object.file_name().to_string_lossy().starts_with("pack-") {
+                packs.push((object.metadata().expect("a file").len(), object.path()));
+            }
+        }
+    }
+    packs.into_iter().max().expect("a pack").1
+}
+
+#[test]
+fn backups_are_made_verified_pruned_and_restored() {
+    if !have("backups", &["qemu-io", "nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let Some(bucket) = Bucket::start("backups") else { return };
+    let (bed, _) = Bed::with_pool();
+    let store = bucket.backup_options("zone");
+    bed.run("volume create db --pool fast --size 64MiB");
+    io(&bed, "write -P 1 0 9M");
+    io(&bed, "write -P 7 40M 64k");
+    bed.run("snapshot create db@a");
+    let a = content(&bed, "db", "a");
+    assert!(succeeds(&format!("backup list {store}")).contains("no backups"));
+    let refused = bed.refused(&format!("volume backup db@none {store}"));
+    assert!(refused.contains("no snapshot `db@none`"), "{refused}");
+    let made = bed.run(&format!("volume backup db@a {store}"));
+    assert!(made.contains("in full"), "{made}");
+    assert!(bed.run(&format!("volume backup db@a {store}")).contains("exists already"));
+
+    io(&bed, "write -P 2 1M 100k");
+    io(&bed, "discard 40M 64k");
+    bed.run("snapshot create db@b");
+    let b = content(&bed, "db", "b");
+    let made = bed.run(&format!("volume backup db@b {store} --json"));
+    let made: Value = serde_json::from_str(&made).expect("JSON");
+    assert!(made["outcome"].as_str().unwrap().contains("since db@a"), "{made:#}");
+    let space = |key: &str| made["backup"][key].as_u64().unwrap();
+    assert_eq!(space("data_bytes"), 9 << 20);
+    let listed = succeeds(&format!("backup list {store}"));
+    assert!(listed.contains("db@a") && listed.contains("db@b"), "{listed}");
+    let verified = succeeds(&format!("backup verify {store}"));
+    assert!(verified.contains("backups: 2; no damage"), "{verified}");
+    succeeds(&format!("backup verify {store} db@a --quick"));
+
+    // Without the snapshot of the last backup, everything is stored again, and said so.
+    for snapshot in ["a", "b"] {
+        bed.run(&format!("snapshot delete db@{snapshot} --yes"));
+    }
+    bed.run("snapshot create db@c");
+    let output = bed.output(&format!("volume backup db@c {store}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.contains("stores everything"), "{errors}");
+
+    let prune = format!("backup prune {store} --volume db --keep 2");
+    let shown = succeeds(&format!("{prune} --dry-run"));
+    assert!(shown.contains("would remove db@a"), "{shown}");
+    assert_eq!(alone(&prune).status.code(), Some(2), "it asks first");
+    let pruned = succeeds(&format!("{prune} --yes"));
+    assert!(pruned.contains("backups removed: 1"), "{pruned}");
+    let verified = succeeds(&format!("backup verify {store}"));
+    assert!(verified.contains("backups: 2; no damage"), "{verified}");
+
+    // To a file, without the server.
+    let file = bed.scratch.join("b.img");
+    let to_file = format!("backup restore {store} db@b --to-file {}", file.display());
+    succeeds(&format!("{to_file} --dry-run"));
+    assert!(!file.exists());
+    succeeds(&to_file);
+    assert!(fs::read(&file).expect("a file") == b);
+    assert!(b != a);
+    assert_eq!(alone(&to_file).status.code(), Some(1), "the file exists");
+    // To the pool.
+    bed.run(&format!("backup restore {store} db@b restored --pool fast"));
+    assert!(content(&bed, "restored", "restored") == b);
+    assert!(bed.run("snapshot list restored").contains("restored@b"));
+
+    // A damaged pack is found, and nothing is restored of it.
+    let pack = largest_pack(&bucket.folder().join("zone/data"));
+    let mut bytes = fs::read(&pack).expect("a pack");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&pack, bytes).expect("it can be written");
+    let output = alone(&format!("backup verify {store}"));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(3), "{printed}");
+    assert!(printed.contains("damaged") && printed.contains("affected: db@"), "{printed}");
+    fs::remove_file(&file).expect("a file");
+    let damaged = if printed.contains("db@b") { "db@b" } else { "db@c" };
+    let to_file = format!("backup restore {store} {damaged} --to-file {}", file.display());
+    assert_eq!(alone(&to_file).status.code(), Some(3));
+    assert!(!file.exists());
+    bucket.set_secret("no-secret");
+    let output = alone(&format!("backup list {store}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("credentials"), "{errors}");
+}
+
+#[test]
+fn wrong_store_options_are_refused() {
+    for (options, part) in [
+        ("s3://records/zone", "needs --region"),
+        ("az://records/zone", "needs --account"),
+        ("gs://records --region x", "--region has no effect"),
+        ("file:///records", "write s3://BUCKET/PREFIX"),
+        ("s3://records --endpoint host", "--endpoint: write https://HOST"),
+        ("s3://records --endpoint http://[::1] --store-ca-file x", "--store-ca-file has no effect"),
+    ] {
+        let output = alone(&format!("backup list {options}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{options}: {errors}");
+        assert!(errors.contains(part), "{options}: {errors}");
+    }
+    let output = alone("backup prune s3://records --endpoint http://[::1] --keep 3");
+    assert_eq!(output.status.code(), Some(2), "--keep needs --volume");
+}
