@@ -310,7 +310,9 @@ pub(crate) mod tests {
 
         /// With the right checksum, so that the later checks are reached.
         #[test]
-        fn hostile_index_is_bounded(edits in prop::collection::vec((0_usize..400, any::<u8>()), 1..6)) {
+        fn hostile_index_is_bounded(
+            edits in prop::collection::vec((0_usize..400, any::<u8>()), 1..6)
+        ) {
             let extents = merge(&[], &changes(&[(1, 4, false), (0, 64, false)], &mut 0));
             let mut bytes = encode(3, &extents).expect("few writers");
             let body = bytes.len() - 32;

@@ -18,7 +18,8 @@ pub const RANGE_BLOCKS: u32 = if cfg!(test) { 1 << 9 } else { 1 << 17 };
 /// Bytes of a range.
 pub const RANGE_BYTES: u64 = RANGE_BLOCKS as u64 * BLOCK_BYTES;
 
-/// Packs of a range that one writer makes. Each but the last has 7.75 MiB or more, so 67 are needed.
+/// Packs of a range that one writer makes at most. Each but the last has 7.75 MiB or more: 67 are
+/// needed.
 pub const RANGE_PACKS: u32 = 128;
 
 /// Largest volume, in bytes.

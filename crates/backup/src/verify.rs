@@ -55,8 +55,8 @@ struct Verification<'a> {
     report: VerifyReport,
 }
 
-/// Verifies backups. `quick` only lists objects and compares lengths of indexes; `progress` receives
-/// the finished ranges and the number of all.
+/// Verifies backups. `quick` only lists objects and compares lengths of indexes; `progress`
+/// receives the finished ranges and the number of all.
 ///
 /// # Errors
 /// The store fails. Damage is in the report.
