@@ -63,17 +63,20 @@ fn name_in_pool(
     Ok(None)
 }
 
+/// Part of a stream that was asked for.
+type Asked = JoinHandle<Result<Vec<u8>, String>>;
+
 /// Stream of a snapshot from the server. The next part is asked for while the last one is used.
 struct ServerSource {
     server: Arc<Mutex<ApiClient>>,
     name: String,
     since: Option<String>,
     /// Part that was asked for, and its offset.
-    next: Option<(u64, JoinHandle<Result<Vec<u8>, String>>)>,
+    next: Option<(u64, Asked)>,
 }
 
 impl ServerSource {
-    fn ask(&self, offset: u64) -> JoinHandle<Result<Vec<u8>, String>> {
+    fn ask(&self, offset: u64) -> Asked {
         let (server, path) = (self.server.clone(), path(&self.name, self.since.as_deref(), offset));
         spawn_blocking(move || {
             let mut server = server.lock().map_err(|_| "the client failed".to_owned())?;

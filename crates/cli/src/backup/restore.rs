@@ -90,8 +90,8 @@ impl FrameSource for BackupStream<'_> {
         self.restore.skip_to(at);
     }
 
-    fn repetition(&self) -> &'static str {
-        "run the same command again"
+    fn advice(&self, _: u64) -> String {
+        "run the same command again: the restore continues".to_owned()
     }
 }
 

@@ -29,8 +29,8 @@ pub(crate) trait FrameSource {
     /// The receiver has the first `at` bytes of the snapshot: frames of them may be missing.
     fn skip_to(&mut self, at: u64);
 
-    /// What continues an interrupted receive.
-    fn repetition(&self) -> &'static str;
+    /// How to continue a receive that was cut when the volume had `has` bytes.
+    fn advice(&self, has: u64) -> String;
 }
 
 /// The stream that another program writes.
@@ -44,8 +44,11 @@ impl FrameSource for Input<'_> {
 
     fn skip_to(&mut self, _: u64) {}
 
-    fn repetition(&self) -> &'static str {
-        "run the same commands again"
+    fn advice(&self, has: u64) -> String {
+        format!(
+            "run the same commands again, or leave out what it has: flagstone volume send --resume \
+             {has}"
+        )
     }
 }
 
@@ -203,9 +206,8 @@ pub(crate) fn receive_from(
             let text = server.post_bytes(&path, &begin, |error| lost(args, None, error))?;
             let ReceiveDocument { position_bytes: has, .. } = read(text.as_bytes())?;
             return Err(Failure::failed(format!(
-                "{why}: the volume has {has} bytes of its snapshot, and is not served; {}, or leave \
-                 out what it has: flagstone volume send --resume {has}",
-                input.repetition()
+                "{why}: the volume has {has} bytes of its snapshot, and is not served; {}",
+                input.advice(has)
             )));
         }
         if begin.is_empty() {
