@@ -16,6 +16,7 @@
 mod checkpoint;
 mod cleaner;
 pub mod compress;
+pub mod crypt;
 pub mod error;
 pub mod id;
 pub mod limits;
@@ -31,6 +32,7 @@ pub mod verify;
 mod work_slices;
 
 pub use compress::{COMPRESSION_PROPERTY, Compression};
+pub use crypt::key::WrappingKey;
 pub use error::{PoolError, VolumeError};
 pub use id::PoolId;
 pub use manage::create::CreateOptions;

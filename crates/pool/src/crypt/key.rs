@@ -1,0 +1,173 @@
+//! Keys: the key of an operator encrypts ("wraps") the random data key of a volume, which is stored
+//! with the volume.
+//!
+//! Invariants: keys are erased when dropped and never printed; a wrapped key opens with the right
+//! key of the right pool alone, so a wrong key is refused before anything is decrypted.
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use base64ct::{Base64, Encoding};
+use flagstone_runtime::random_u64;
+use zeroize::Zeroizing;
+
+use super::VolumeCipher;
+use super::xts::XTS_KEY_BYTES;
+use crate::id::PoolId;
+
+/// Length of a key of an operator, in bytes.
+pub const KEY_BYTES: usize = 32;
+
+/// Length of a wrapped data key, in bytes: version, nonce, encrypted key, tag.
+pub const WRAPPED_BYTES: usize = 1 + NONCE_BYTES + XTS_KEY_BYTES + TAG_BYTES;
+
+const NONCE_BYTES: usize = 12;
+const TAG_BYTES: usize = 16;
+
+/// First byte of a wrapped key: an XTS-AES-256 key in AES-256-GCM.
+const WRAPPED_VERSION: u8 = 1;
+
+/// Associated data, before the identifier of the pool.
+const LABEL: &[u8; 16] = b"flagstone volume";
+
+/// Key of an operator, which wraps data keys.
+pub struct WrappingKey(Zeroizing<[u8; KEY_BYTES]>);
+
+impl fmt::Debug for WrappingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WrappingKey(..)")
+    }
+}
+
+impl WrappingKey {
+    /// The key in a text: 64 hexadecimal digits, or the Base64 of 32 bytes, with white space around
+    /// it. `None` for any other text.
+    pub fn parse(text: &str) -> Option<WrappingKey> {
+        let text = text.trim();
+        let mut key = WrappingKey(Zeroizing::new([0; KEY_BYTES]));
+        if text.len() == 2 * KEY_BYTES {
+            for (byte, pair) in key.0.iter_mut().zip(text.as_bytes().chunks(2)) {
+                let digit = |at: usize| char::from(pair[at]).to_digit(16);
+                *byte = (digit(0)? << 4 | digit(1)?) as u8;
+            }
+            return Some(key);
+        }
+        let decoded = Base64::decode(text, &mut *key.0).ok()?.len();
+        (decoded == KEY_BYTES).then_some(key)
+    }
+
+    fn sealing(&self) -> LessSafeKey {
+        let key = UnboundKey::new(&AES_256_GCM, &*self.0);
+        LessSafeKey::new(key.expect("the key has the length of the algorithm"))
+    }
+}
+
+/// Random key of the data of a volume and its clones.
+pub(crate) struct DataKey(Zeroizing<[u8; XTS_KEY_BYTES]>);
+
+/// A data key as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrappedKey(pub [u8; WRAPPED_BYTES]);
+
+fn associated(pool: PoolId) -> Aad<[u8; 32]> {
+    let mut data = [0; 32];
+    data[..16].copy_from_slice(LABEL);
+    data[16..].copy_from_slice(&pool.0);
+    Aad::from(data)
+}
+
+impl DataKey {
+    /// A new key.
+    pub(crate) fn random() -> DataKey {
+        let mut key = DataKey(Zeroizing::new([0; XTS_KEY_BYTES]));
+        for word in key.0.chunks_mut(8) {
+            word.copy_from_slice(&random_u64().to_le_bytes());
+        }
+        key
+    }
+
+    /// Encrypts the key with that of an operator.
+    pub(crate) fn wrap(&self, pool: PoolId, key: &WrappingKey) -> WrappedKey {
+        let mut wrapped = [0; WRAPPED_BYTES];
+        wrapped[0] = WRAPPED_VERSION;
+        let mut random = [0; 16];
+        random[..8].copy_from_slice(&random_u64().to_le_bytes());
+        random[8..].copy_from_slice(&random_u64().to_le_bytes());
+        let mut nonce = [0; NONCE_BYTES];
+        nonce.copy_from_slice(&random[..NONCE_BYTES]);
+        let (head, tag) = wrapped.split_at_mut(WRAPPED_BYTES - TAG_BYTES);
+        head[1..1 + NONCE_BYTES].copy_from_slice(&nonce);
+        let secret = &mut head[1 + NONCE_BYTES..];
+        secret.copy_from_slice(&*self.0);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let sealed = key.sealing().seal_in_place_separate_tag(nonce, associated(pool), secret);
+        tag.copy_from_slice(sealed.expect("the input is short").as_ref());
+        WrappedKey(wrapped)
+    }
+
+    /// The key, ready for use.
+    pub(crate) fn cipher(&self) -> VolumeCipher {
+        VolumeCipher::new(&self.0, random_u64())
+    }
+}
+
+impl WrappedKey {
+    /// The data key; `None` with another key than the one that wrapped it, or another pool.
+    pub(crate) fn unwrap(&self, pool: PoolId, key: &WrappingKey) -> Option<DataKey> {
+        if self.0[0] != WRAPPED_VERSION {
+            return None;
+        }
+        let (nonce, sealed) = self.0[1..].split_at(NONCE_BYTES);
+        let mut opened = Zeroizing::new([0; XTS_KEY_BYTES + TAG_BYTES]);
+        opened.copy_from_slice(sealed);
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let secret = key.sealing().open_in_place(nonce, associated(pool), &mut *opened).ok()?;
+        let mut data = DataKey(Zeroizing::new([0; XTS_KEY_BYTES]));
+        data.0.copy_from_slice(secret);
+        Some(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_runtime::sim::{SimConfig, Simulation};
+
+    use super::*;
+
+    fn key(byte: u8) -> WrappingKey {
+        WrappingKey(Zeroizing::new([byte; KEY_BYTES]))
+    }
+
+    #[test]
+    fn keys_are_hexadecimal_or_base64() {
+        let hex = "0a".repeat(32);
+        let base64 = "CgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgoKCgo=";
+        for text in [&hex, &hex.to_uppercase(), &format!("{hex}\n"), &format!(" {base64}\n")] {
+            assert_eq!(WrappingKey::parse(text).expect(text).0[..], [10; KEY_BYTES]);
+        }
+        for text in ["", "0a", &hex[1..], &"0g".repeat(32), &base64[4..], &hex.repeat(2), "größe"] {
+            assert!(WrappingKey::parse(text).is_none(), "{text}");
+        }
+        assert_eq!(format!("{:?}", key(1)), "WrappingKey(..)");
+    }
+
+    #[test]
+    fn wrapped_key_opens_with_its_key_and_pool_alone() {
+        let sim = Simulation::new(1, SimConfig::default());
+        let node = sim.add_node("server");
+        let done = sim.spawn_on(node, async {
+            let (data, pool) = (DataKey::random(), PoolId([7; 16]));
+            let wrapped = data.wrap(pool, &key(1));
+            assert!(*wrapped.unwrap(pool, &key(1)).unwrap().0 == *data.0);
+            assert!(wrapped.unwrap(pool, &key(2)).is_none());
+            assert!(wrapped.unwrap(PoolId([8; 16]), &key(1)).is_none());
+            for at in 0..WRAPPED_BYTES {
+                let mut damaged = wrapped;
+                damaged.0[at] ^= 1;
+                assert!(damaged.unwrap(pool, &key(1)).is_none(), "byte {at}");
+            }
+            assert_ne!(data.wrap(pool, &key(1)), wrapped, "the nonce is new");
+        });
+        sim.block_on(async { done.await.unwrap() });
+    }
+}
