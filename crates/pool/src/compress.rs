@@ -1,5 +1,6 @@
 //! Compression of units: contexts of each core, the give-up on data that does not compress, and
-//! decompression of bytes that may be hostile.
+//! decompression of bytes that may be hostile. Units of encrypted volumes are encrypted after the
+//! compression.
 //!
 //! Invariants: neither direction allocates once a core has its contexts; decompression writes into
 //! a buffer of the exact size of the unit, so a bomb fails instead of growing. One unit is
@@ -12,11 +13,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
 use zstd::bulk::{Compressor, Decompressor};
 
+use crate::crypt::VolumeCipher;
 use crate::limits::{BLOCK_BYTES, GIVE_UP_MAX, UNIT_BLOCKS, ZSTD_LEVEL};
-use crate::ondisk::unit::{Codec, HEADER_BYTES, decode_header, encode_header, is_worthwhile};
+use crate::ondisk::unit::{
+    CONTENT_AT, Codec, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, UnitBody, compressed_of,
+    decode_header, encode_encrypted_header, encode_header, is_worthwhile, put_content_len,
+};
 
 /// Bytes of a unit.
 const UNIT_BYTES: usize = UNIT_BLOCKS * BLOCK_BYTES;
+
+/// Bytes before the compressed ones in an encrypted unit.
+const ENCRYPTED_BYTES: usize = ENCRYPTED_HEADER_BYTES + CONTENT_AT;
 
 /// Name of the volume's property.
 pub const COMPRESSION_PROPERTY: &str = "compression";
@@ -130,7 +138,7 @@ impl Default for Tools {
             // LZ4 needs its worst case; more than 7/8 is of no use.
             compressed: vec![
                 0;
-                HEADER_BYTES + lz4_flex::block::get_maximum_output_size(UNIT_BYTES)
+                ENCRYPTED_BYTES + lz4_flex::block::get_maximum_output_size(UNIT_BYTES)
             ],
             unit: vec![0; UNIT_BYTES],
         }
@@ -156,6 +164,16 @@ pub(crate) fn units_compressed() -> usize {
 /// Compresses a unit of 2 to 8 blocks and passes its stored blocks on; `None` if it does not shrink
 /// to 7/8.
 pub fn compressed<T>(codec: Codec, data: &[u8], keep: impl FnOnce(&[u8]) -> T) -> Option<T> {
+    compressed_with(codec, data, None, keep)
+}
+
+/// As [`compressed`]; then encrypts the unit, if its volume is encrypted.
+pub(crate) fn compressed_with<T>(
+    codec: Codec,
+    data: &[u8],
+    cipher: Option<&VolumeCipher>,
+    keep: impl FnOnce(&[u8]) -> T,
+) -> Option<T> {
     let blocks = data.len() / BLOCK_BYTES;
     if !(2..=UNIT_BLOCKS).contains(&blocks) {
         return None;
@@ -164,7 +182,8 @@ pub fn compressed<T>(codec: Codec, data: &[u8], keep: impl FnOnce(&[u8]) -> T) -
     UNITS.set(UNITS.get() + 1);
     TOOLS.with_borrow_mut(|tools| {
         let Tools { lz4, zstd, compressed, .. } = tools;
-        let out = &mut compressed[HEADER_BYTES..];
+        let head = if cipher.is_some() { ENCRYPTED_BYTES } else { HEADER_BYTES };
+        let out = &mut compressed[head..];
         let len = match codec {
             Codec::Lz4 => compress_into_with_table(data, out, lz4).ok()?,
             Codec::Zstd => {
@@ -174,23 +193,63 @@ pub fn compressed<T>(codec: Codec, data: &[u8], keep: impl FnOnce(&[u8]) -> T) -
                 zstd.as_mut()?.compress_to_buffer(data, out).ok()?
             }
         };
-        let used = HEADER_BYTES + len;
+        let used = head + len;
         let stored = used.div_ceil(BLOCK_BYTES);
         if !is_worthwhile(blocks, stored) {
             return None;
         }
-        encode_header(codec, blocks, len, compressed);
-        compressed[used..stored * BLOCK_BYTES].fill(0);
-        Some(keep(&compressed[..stored * BLOCK_BYTES]))
+        let unit = &mut compressed[..stored * BLOCK_BYTES];
+        unit[used..].fill(0);
+        match cipher {
+            None => encode_header(codec, blocks, len, unit),
+            Some(cipher) => {
+                let content = &mut unit[ENCRYPTED_HEADER_BYTES..];
+                put_content_len(len, content);
+                let nonce = cipher.encrypt_unit(content);
+                encode_encrypted_header(codec, blocks, nonce, unit);
+            }
+        }
+        Some(keep(unit))
     })
+}
+
+/// Whether these stored blocks, whose checksum was right, are a unit of this many blocks. The
+/// content of an encrypted unit is not looked at.
+pub(crate) fn is_unit(stored: &[u8], blocks: usize) -> bool {
+    match decode_header(stored, blocks) {
+        Ok((_, UnitBody::Encrypted { .. })) => true,
+        Ok((_, UnitBody::Plain(_))) => decompressed(stored, blocks, |_| ()).is_some(),
+        Err(_) => false,
+    }
 }
 
 /// Decompresses the stored blocks of a unit, whose checksum was right, and passes its blocks on;
 /// `None` if they are no unit of this many blocks.
 pub fn decompressed<T>(stored: &[u8], blocks: usize, keep: impl FnOnce(&[u8]) -> T) -> Option<T> {
-    let (codec, bytes) = decode_header(stored, blocks).ok()?;
+    decompressed_with(stored, blocks, None, keep)
+}
+
+/// As [`decompressed`], after decryption if the volume is encrypted. `None` too for an encrypted
+/// unit of a volume that is not, and the reverse.
+pub(crate) fn decompressed_with<T>(
+    stored: &[u8],
+    blocks: usize,
+    cipher: Option<&VolumeCipher>,
+    keep: impl FnOnce(&[u8]) -> T,
+) -> Option<T> {
+    let (codec, body) = decode_header(stored, blocks).ok()?;
     TOOLS.with_borrow_mut(|tools| {
-        let Tools { unzstd, unit, .. } = tools;
+        let Tools { unzstd, unit, compressed, .. } = tools;
+        let bytes = match (body, cipher) {
+            (UnitBody::Plain(bytes), None) => bytes,
+            (UnitBody::Encrypted { nonce, content }, Some(cipher)) => {
+                let scratch = compressed.get_mut(..content.len())?;
+                scratch.copy_from_slice(content);
+                cipher.decrypt_unit(nonce, scratch);
+                compressed_of(scratch)?
+            }
+            (UnitBody::Plain(_), Some(_)) | (UnitBody::Encrypted { .. }, None) => return None,
+        };
         let unit = unit.get_mut(..blocks * BLOCK_BYTES)?;
         let len = match codec {
             Codec::Lz4 => decompress_into(bytes, unit).ok()?,
@@ -210,6 +269,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::crypt::tests::cipher;
 
     fn unit(blocks: usize, codec: Codec) -> (Vec<u8>, Vec<u8>) {
         let data: Vec<u8> = (0..blocks * BLOCK_BYTES).map(|at| (at / 100) as u8).collect();
@@ -224,6 +284,23 @@ mod tests {
                 let (data, stored) = unit(blocks, codec);
                 assert_eq!(decompressed(&stored, blocks, <[u8]>::to_vec), Some(data));
                 assert_eq!(decompressed(&stored, blocks - 1, |_| ()), None, "another size");
+            }
+        }
+    }
+
+    #[test]
+    fn encrypted_units_round_trip_with_their_cipher_alone() {
+        let cipher = cipher();
+        for codec in [Codec::Lz4, Codec::Zstd] {
+            for blocks in 2..=UNIT_BLOCKS {
+                let (data, plain) = unit(blocks, codec);
+                let sealed = || compressed_with(codec, &data, Some(&cipher), <[u8]>::to_vec);
+                let stored = sealed().expect("it shrinks");
+                let open = |cipher| decompressed_with(&stored, blocks, cipher, <[u8]>::to_vec);
+                assert_eq!((open(Some(&cipher)), open(None)), (Some(data.clone()), None));
+                assert!(decompressed_with(&plain, blocks, Some(&cipher), |_| ()).is_none());
+                assert!(is_unit(&stored, blocks) && !is_unit(&stored, blocks - 1));
+                assert_ne!(sealed().expect("it shrinks"), stored, "the nonce is new");
             }
         }
     }
@@ -268,6 +345,9 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..9000), blocks in 0..10_usize) {
+            if let Some(len) = decompressed_with(&bytes, blocks, Some(&cipher()), <[u8]>::len) {
+                prop_assert_eq!(len, blocks * BLOCK_BYTES);
+            }
             if let Some(len) = decompressed(&bytes, blocks, <[u8]>::len) {
                 prop_assert_eq!(len, blocks * BLOCK_BYTES);
             }

@@ -40,6 +40,7 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         log_device: Some(DeviceRecord { id: PoolId([8; 16]), ..device }),
         tail: TailVolumes::Listed([1, 3].into()),
         reached: 4,
+        encryption: false,
     };
     put(corpus, "superblock", 0, 0, &superblock.encode(0))?;
     let place = PagePlace { volume: 1, level: 2, index: 7 };

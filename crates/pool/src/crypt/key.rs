@@ -145,7 +145,8 @@ mod tests {
         for text in [&hex, &hex.to_uppercase(), &format!("{hex}\n"), &format!(" {base64}\n")] {
             assert_eq!(WrappingKey::parse(text).expect(text).0[..], [10; KEY_BYTES]);
         }
-        for text in ["", "0a", &hex[1..], &"0g".repeat(32), &base64[4..], &hex.repeat(2), "größe"] {
+        for text in ["", "0a", &hex[1..], &"0g".repeat(32), &base64[4..], &hex.repeat(2), "größe"]
+        {
             assert!(WrappingKey::parse(text).is_none(), "{text}");
         }
         assert_eq!(format!("{:?}", key(1)), "WrappingKey(..)");

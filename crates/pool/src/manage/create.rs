@@ -230,6 +230,7 @@ impl Pool {
             log_device: log_record,
             tail: TailVolumes::default(),
             reached: 0,
+            encryption: false,
         };
         let opened = Opened {
             position,

@@ -491,6 +491,7 @@ mod tests {
             log_device: None,
             tail,
             reached: 0,
+            encryption: false,
         };
         let decide =
             |found: &FoundLog, tail, lost| match plan(found.clone(), &superblock(tail), lost) {

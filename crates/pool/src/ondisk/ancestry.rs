@@ -153,6 +153,7 @@ impl VolumeTable {
                 uuid: order.uuid,
                 thick: false,
                 properties: Default::default(),
+                encryption: None,
                 ..volume.clone()
             };
             (volume.parent, volume.adopted) = (fresh, false);
@@ -182,6 +183,7 @@ impl VolumeTable {
             state,
             uuid: PoolId::default(),
             properties: Default::default(),
+            encryption: None,
             ..rolled.clone()
         };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);

@@ -19,6 +19,10 @@ use crate::limits::BLOCK_BYTES;
 /// Version of all structures of this format.
 pub const VERSION: u16 = 2;
 
+/// Version of the superblock once the pool has had an encrypted volume. Its other structures keep
+/// [`VERSION`].
+pub const ENCRYPTION_VERSION: u16 = 3;
+
 /// A block as it is on disk.
 pub type Block = [u8; BLOCK_BYTES];
 
@@ -33,7 +37,10 @@ pub enum FormatError {
     #[error("there is no such structure")]
     Absent,
     /// Written by a later version.
-    #[error("it has format version {0}; this release supports version {VERSION}")]
+    #[error(
+        "it has format version {0}; this release supports versions up to \
+         {ENCRYPTION_VERSION}"
+    )]
     Version(u16),
     /// Torn or changed.
     #[error("its checksum is wrong: it is torn or damaged")]
@@ -77,19 +84,36 @@ impl Fields<'_> {
 
 /// Checks magic, then version: another version may store its checksum elsewhere.
 fn begins<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
+    begins_with(bytes, magic, &[VERSION])
+}
+
+fn begins_with<'a>(
+    bytes: &'a [u8],
+    magic: &[u8; 8],
+    versions: &[u16],
+) -> Result<Fields<'a>, FormatError> {
     if !bytes.starts_with(magic) || bytes.len() < 16 {
         return Err(FormatError::Absent);
     }
     let fields = Fields(bytes);
     match fields.u16(8) {
-        VERSION => Ok(fields),
+        version if versions.contains(&version) => Ok(fields),
         other => Err(FormatError::Version(other)),
     }
 }
 
 /// As [`begins`], and checks the checksum at the end of the block.
 fn open<'a>(block: &'a Block, magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
-    let fields = begins(block, magic)?;
+    open_versions(block, magic, &[VERSION])
+}
+
+/// As [`open`], for one of these versions.
+fn open_versions<'a>(
+    block: &'a Block,
+    magic: &[u8; 8],
+    versions: &[u16],
+) -> Result<Fields<'a>, FormatError> {
+    let fields = begins_with(block, magic, versions)?;
     if fields.u32(CRC_AT) != checksum(&block[..CRC_AT]) {
         return Err(FormatError::Checksum);
     }

@@ -12,7 +12,9 @@ use std::collections::BTreeSet;
 
 use super::entry::{ENTRY_BYTES, MapEntry, U48_MAX};
 use super::layout::{PoolLayout, segments_of};
-use super::{Block, Fields, FormatError, begin, open, put, seal};
+use super::{
+    Block, ENCRYPTION_VERSION, Fields, FormatError, VERSION, begin, open_versions, put, seal,
+};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX, LOG_SLOTS, POOL_NAME_MAX, TAIL_VOLUMES_MAX};
 
@@ -163,6 +165,8 @@ pub struct Superblock {
     pub tail: TailVolumes,
     /// Every chunk before this sequence was durable on the log device; 0 without a log device.
     pub reached: u64,
+    /// The pool may have encrypted volumes, so programs that cannot decrypt must refuse it.
+    pub encryption: bool,
 }
 
 fn put_device(block: &mut Block, at: usize, device: &DeviceRecord) {
@@ -227,6 +231,9 @@ impl Superblock {
         assert!(self.log_device.is_some() || self.tail.is_empty(), "a tail without a log device");
         let mut block = [0; BLOCK_BYTES];
         begin(&mut block, MAGIC);
+        if self.encryption {
+            put(&mut block, 8, &ENCRYPTION_VERSION.to_le_bytes());
+        }
         put(&mut block, 10, &self.device.to_le_bytes());
         put(&mut block, 12, &(self.devices.len() as u16).to_le_bytes());
         put(&mut block, 14, &(copy as u16).to_le_bytes());
@@ -268,7 +275,7 @@ impl Superblock {
     /// # Errors
     /// [`FormatError`] for another structure, or impossible values.
     pub fn decode(block: &Block, copy: usize) -> Result<Superblock, FormatError> {
-        let fields = open(block, MAGIC)?;
+        let fields = open_versions(block, MAGIC, &[VERSION, ENCRYPTION_VERSION])?;
         if usize::from(fields.u16(14)) != copy {
             return Err(FormatError::Foreign);
         }
@@ -339,6 +346,7 @@ impl Superblock {
             log_device,
             tail,
             reached,
+            encryption: fields.u16(8) == ENCRYPTION_VERSION,
         })
     }
 }

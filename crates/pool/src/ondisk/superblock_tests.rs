@@ -24,6 +24,7 @@ fn superblock(update: u64) -> Superblock {
         log_device: Some(DeviceRecord { segments: 8, ..device(3) }),
         tail: TailVolumes::Listed(BTreeSet::from([3, 4])),
         reached: 9,
+        encryption: update % 2 == 1,
     }
 }
 

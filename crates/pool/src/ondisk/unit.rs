@@ -1,7 +1,8 @@
 //! Compressed unit: 2 to 8 blocks of a volume that share fewer blocks of the pool.
 //!
 //! The stored blocks begin with a header of 8 bytes (codec, number of blocks, length of the
-//! compressed bytes), then the compressed bytes, then zeroes. Each block of the unit has an entry
+//! compressed bytes), then the compressed bytes, then zeroes. Those of an encrypted volume have a
+//! header of 32 bytes, and everything after it is encrypted. Each block of the unit has an entry
 //! whose location also says which block of the unit it is, how many there are, and how many blocks
 //! are stored; the checksum in the entry is that of the checksums of the stored blocks. So a reader
 //! compares the checksum before it decompresses anything, and knows the size of the result.
@@ -12,6 +13,7 @@
 use super::checksum;
 use super::entry::MapEntry;
 use super::{Fields, FormatError, put};
+use crate::crypt::UNIT_NONCE_BYTES;
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 
 /// Weight of a block that is stored alone, in the counts of live blocks. A block of a unit weighs
@@ -24,6 +26,16 @@ pub const BLOCK_WEIGHT_U64: u64 = BLOCK_WEIGHT as u64;
 
 /// Length of the header of a unit, in bytes.
 pub const HEADER_BYTES: usize = 8;
+
+/// Length of the header of an encrypted unit, in bytes: a multiple of an AES block.
+pub(crate) const ENCRYPTED_HEADER_BYTES: usize = 32;
+
+/// Offset of the compressed bytes in a decrypted content, in bytes.
+pub(crate) const CONTENT_AT: usize = 8;
+
+/// Bit in the first byte of an encrypted unit.
+const ENCRYPTED: u8 = 0x80;
+const NONCE_AT: usize = 16;
 
 /// Bits of the block number in a location: 2^24 segments of 2^13 blocks need 37.
 const BLOCK_BITS: u32 = 39;
@@ -203,25 +215,69 @@ pub fn unit_checksum(checksums: &[u32]) -> u32 {
     checksum(&bytes[..4 * checksums.len()])
 }
 
-/// Writes the header of a unit, whose compressed bytes follow it.
-pub fn encode_header(codec: Codec, blocks: usize, compressed: usize, unit: &mut [u8]) {
-    unit[0] = match codec {
+/// Compressed bytes of a unit, as its header describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitBody<'a> {
+    /// The compressed bytes.
+    Plain(&'a [u8]),
+    /// The encrypted content: [`put_content_len`], the compressed bytes, zeroes.
+    Encrypted {
+        /// Tweak of the content.
+        nonce: [u8; UNIT_NONCE_BYTES],
+        /// All bytes after the header.
+        content: &'a [u8],
+    },
+}
+
+fn codec_byte(codec: Codec) -> u8 {
+    match codec {
         Codec::Lz4 => 1,
         Codec::Zstd => 2,
-    };
+    }
+}
+
+/// Writes the header of a unit, whose compressed bytes follow it.
+pub fn encode_header(codec: Codec, blocks: usize, compressed: usize, unit: &mut [u8]) {
+    unit[0] = codec_byte(codec);
     unit[1] = blocks as u8;
     put(unit, 2, &[0; 2]);
     put(unit, 4, &(compressed as u32).to_le_bytes());
 }
 
-/// Codec and compressed bytes of the stored blocks of a unit of `blocks`.
+/// Writes the header of an encrypted unit, whose encrypted content follows it.
+pub(crate) fn encode_encrypted_header(
+    codec: Codec,
+    blocks: usize,
+    nonce: [u8; UNIT_NONCE_BYTES],
+    unit: &mut [u8],
+) {
+    unit[..ENCRYPTED_HEADER_BYTES].fill(0);
+    unit[0] = codec_byte(codec) | ENCRYPTED;
+    unit[1] = blocks as u8;
+    put(unit, NONCE_AT, &nonce);
+}
+
+/// Writes the length of the compressed bytes, which follow it after [`CONTENT_AT`] bytes, in a
+/// content that is about to be encrypted.
+pub(crate) fn put_content_len(compressed: usize, content: &mut [u8]) {
+    content[..CONTENT_AT].fill(0);
+    put(content, 0, &(compressed as u32).to_le_bytes());
+}
+
+/// The compressed bytes in a decrypted content.
+pub(crate) fn compressed_of(content: &[u8]) -> Option<&[u8]> {
+    let len = usize::try_from(Fields(content.get(..CONTENT_AT)?).u32(0)).ok()?;
+    content.get(CONTENT_AT..CONTENT_AT.checked_add(len)?)
+}
+
+/// Codec and body of the stored blocks of a unit of `blocks`.
 ///
 /// # Errors
 /// [`FormatError::Field`].
-pub fn decode_header(stored: &[u8], blocks: usize) -> Result<(Codec, &[u8]), FormatError> {
+pub fn decode_header(stored: &[u8], blocks: usize) -> Result<(Codec, UnitBody<'_>), FormatError> {
     let bad = FormatError::Field("unit");
     let fields = Fields(stored.get(..HEADER_BYTES).ok_or(bad)?);
-    let codec = match stored[0] {
+    let codec = match stored[0] & !ENCRYPTED {
         1 => Codec::Lz4,
         2 => Codec::Zstd,
         _ => return Err(bad),
@@ -229,9 +285,17 @@ pub fn decode_header(stored: &[u8], blocks: usize) -> Result<(Codec, &[u8]), For
     if usize::from(stored[1]) != blocks {
         return Err(bad);
     }
+    if stored[0] & ENCRYPTED != 0 {
+        let header = Fields(stored.get(..ENCRYPTED_HEADER_BYTES).ok_or(bad)?);
+        let content = &stored[ENCRYPTED_HEADER_BYTES..];
+        if !content.len().is_multiple_of(16) {
+            return Err(bad);
+        }
+        return Ok((codec, UnitBody::Encrypted { nonce: header.bytes(NONCE_AT), content }));
+    }
     let compressed = usize::try_from(fields.u32(4)).map_err(|_| bad)?;
     let end = HEADER_BYTES.checked_add(compressed).ok_or(bad)?;
-    Ok((codec, stored.get(HEADER_BYTES..end).ok_or(bad)?))
+    Ok((codec, UnitBody::Plain(stored.get(HEADER_BYTES..end).ok_or(bad)?)))
 }
 
 #[cfg(test)]

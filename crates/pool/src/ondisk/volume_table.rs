@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::entry::{ENTRY_BYTES, MapEntry};
 use super::unit::BLOCK_WEIGHT_U64;
 use super::{Fields, FormatError, begin, begins, put};
+use crate::crypt::key::{WRAPPED_BYTES, WrappedKey};
 use crate::id::PoolId;
 use crate::limits::{
     PROPERTIES_MAX, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX, VOLUME_TABLE_BYTES_MAX, VOLUMES_MAX,
@@ -87,6 +88,8 @@ pub struct VolumeRecord {
     pub root: MapEntry,
     /// Text that the operator or the layers above set.
     pub properties: BTreeMap<String, String>,
+    /// Data key of an encrypted volume. Its snapshots have the same key, and none of their own.
+    pub encryption: Option<WrappedKey>,
 }
 
 impl VolumeRecord {
@@ -109,6 +112,7 @@ impl VolumeRecord {
             shared_weight: 0,
             root: MapEntry::HOLE,
             properties: BTreeMap::new(),
+            encryption: None,
         }
     }
 
@@ -143,6 +147,9 @@ impl VolumeRecord {
         if self.root.unit().is_some() {
             return Err(FormatError::Field("root"));
         }
+        if self.encryption.is_some() && self.kind != VolumeKind::Volume {
+            return Err(FormatError::Field("kind"));
+        }
         if self.properties_len() > PROPERTIES_MAX || self.properties.iter().any(long) {
             return Err(FormatError::Field("properties"));
         }
@@ -161,7 +168,8 @@ impl VolumeRecord {
 
     /// Length when encoded, in bytes.
     pub fn encoded_len(&self) -> usize {
-        FIXED_BYTES + self.name.len() + self.properties_len()
+        let key = self.encryption.map_or(0, |_| WRAPPED_BYTES);
+        FIXED_BYTES + self.name.len() + self.properties_len() + key
     }
 
     /// Encodes the volume to [`VolumeRecord::encoded_len`] bytes.
@@ -180,6 +188,9 @@ impl VolumeRecord {
             put(bytes, 84, &source.to_le_bytes());
             put(bytes, 88, &sequence.to_le_bytes());
             put(bytes, 96, &created_s.to_le_bytes());
+        }
+        if self.encryption.is_some() {
+            bytes[7] = 2;
         }
         bytes[58] = u8::from(self.adopted);
         bytes[59] = u8::from(self.incomplete);
@@ -201,6 +212,9 @@ impl VolumeRecord {
             put(bytes, at, &(value.len() as u16).to_le_bytes());
             put(bytes, at + 2, value.as_bytes());
             at += 2 + value.len();
+        }
+        if let Some(key) = &self.encryption {
+            put(bytes, at, &key.0);
         }
     }
 
@@ -226,6 +240,14 @@ impl VolumeRecord {
             properties.insert(key, value);
             rest = after;
         }
+        let encryption = match bytes[7] {
+            2 => {
+                let key = bytes.get(end..end + WRAPPED_BYTES).ok_or(short)?;
+                Some(WrappedKey(Fields(key).bytes(0)))
+            }
+            _ => None,
+        };
+        let end = end + encryption.map_or(0, |_| WRAPPED_BYTES);
         let volume = VolumeRecord {
             id: fixed.u32(0),
             state: match bytes[4] {
@@ -234,7 +256,7 @@ impl VolumeRecord {
                 _ => return Err(FormatError::Field("state")),
             },
             kind: match bytes[7] {
-                0 => VolumeKind::Volume,
+                0 | 2 => VolumeKind::Volume,
                 1 => VolumeKind::Snapshot {
                     owner: fixed.u32(80),
                     source: fixed.u32(84),
@@ -256,6 +278,7 @@ impl VolumeRecord {
             shared_weight: fixed.u64(112),
             root: MapEntry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
             properties,
+            encryption,
         };
         volume.check()?;
         Ok((volume, end))
@@ -315,6 +338,20 @@ impl VolumeTable {
         self.volumes.values().filter(|volume| volume.is_present_volume())
     }
 
+    /// True if a volume, or the owner of a snapshot, is encrypted.
+    pub fn is_encrypted(&self, id: u32) -> bool {
+        self.key_volume(id).is_some_and(|volume| volume.encryption.is_some())
+    }
+
+    /// Volume that has the data key of a volume or snapshot.
+    pub fn key_volume(&self, id: u32) -> Option<&VolumeRecord> {
+        let volume = self.volumes.get(&id)?;
+        match volume.kind {
+            VolumeKind::Volume => Some(volume),
+            VolumeKind::Snapshot { owner, .. } => self.volumes.get(&owner),
+        }
+    }
+
     /// Applies a record of the log: creates a volume or clone, or changes all fields but map and
     /// ancestry.
     ///
@@ -329,7 +366,12 @@ impl VolumeTable {
             return Err(conflict);
         }
         match self.volumes.get_mut(&record.id) {
-            Some(volume) if volume.is_present_volume() && record.blocks >= volume.blocks => {
+            // Blocks are encrypted from the beginning or never.
+            Some(volume)
+                if volume.is_present_volume()
+                    && record.blocks >= volume.blocks
+                    && record.encryption.is_some() == volume.encryption.is_some() =>
+            {
                 let VolumeRecord { mapped, shared, root, parent, adopted, .. } = *volume;
                 let VolumeRecord { weight, shared_weight, .. } = *volume;
                 let changed =
@@ -340,7 +382,11 @@ impl VolumeTable {
                 let (mapped, weight, root) = match record.parent {
                     0 => (0, 0, MapEntry::HOLE),
                     parent => match self.present_snapshot(parent) {
-                        Some(parent) if record.blocks >= parent.blocks => {
+                        // The clone reads blocks that its parent encrypted.
+                        Some(parent)
+                            if record.blocks >= parent.blocks
+                                && record.encryption.is_some() == self.is_encrypted(parent.id) =>
+                        {
                             (parent.mapped, parent.weight, parent.root)
                         }
                         _ => return Err(conflict),
@@ -464,6 +510,7 @@ mod tests {
                 volume.shared = blocks / 4;
                 (volume.weight, volume.shared_weight) = (blocks * 200, blocks * 100);
                 volume.properties = properties;
+                volume.encryption = (blocks % 3 == 0).then_some(WrappedKey([7; WRAPPED_BYTES]));
                 if deleting {
                     volume.state = VolumePresence::Deleting { reaped: location };
                 }
@@ -484,6 +531,7 @@ mod tests {
                 volume_table.next_id += 1 + volume.blocks as u32 % 3;
                 let owners = volume_table.present().map(|owner| owner.id).collect::<Vec<_>>();
                 if let Some(owner) = owners.last().filter(|_| volume.blocks.is_multiple_of(2)) {
+                    volume.encryption = None;
                     volume.kind = VolumeKind::Snapshot {
                         owner: *owner,
                         source: volume.blocks as u32,
@@ -538,6 +586,43 @@ mod tests {
             bytes.truncate(cut.index(bytes.len()));
             prop_assert!(VolumeTable::decode(&bytes, BLOCKS).is_err());
         }
+    }
+
+    #[test]
+    fn encryption_never_begins_or_ends() {
+        let mut volume_table = VolumeTable::default();
+        let plain = VolumeRecord::new(1, "plain".to_owned(), 100);
+        let key = |byte| Some(WrappedKey([byte; WRAPPED_BYTES]));
+        let sealed = |id, parent| VolumeRecord {
+            parent,
+            encryption: key(1),
+            ..VolumeRecord::new(id, format!("sealed{id}"), 100)
+        };
+        let conflict = Err(FormatError::Field("volume"));
+        volume_table.upsert(&plain).unwrap();
+        volume_table.upsert(&sealed(2, 0)).unwrap();
+        let order = super::super::chunk::SnapshotOrder {
+            name: "a".to_owned(),
+            volumes: vec![1, 2],
+            uuid: PoolId([1; 16]),
+            created_s: 7,
+        };
+        volume_table.snapshot(&order, 10).unwrap();
+        assert!(!volume_table.is_encrypted(3) && volume_table.is_encrypted(4));
+        assert_eq!(volume_table.volumes[&4].encryption, None, "snapshots have no key of their own");
+        assert_eq!(volume_table.upsert(&VolumeRecord { encryption: key(1), ..plain }), conflict);
+        assert_eq!(
+            volume_table.upsert(&VolumeRecord { encryption: None, ..sealed(2, 0) }),
+            conflict
+        );
+        let other = VolumeRecord { encryption: key(2), ..sealed(2, 0) };
+        volume_table.upsert(&other).unwrap();
+        assert_eq!(volume_table.volumes[&2].encryption, key(2));
+        assert_eq!(volume_table.upsert(&sealed(5, 3)), conflict);
+        let bare = VolumeRecord { parent: 4, ..VolumeRecord::new(5, "bare".to_owned(), 100) };
+        assert_eq!(volume_table.upsert(&bare), conflict);
+        volume_table.upsert(&sealed(5, 4)).unwrap();
+        assert_eq!(VolumeTable::decode(&volume_table.encode(), BLOCKS), Ok(volume_table));
     }
 
     #[test]
