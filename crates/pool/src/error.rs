@@ -287,6 +287,26 @@ pub enum VolumeError {
         /// Name of the volume.
         name: String,
     },
+    /// The volume is encrypted, and its key was not given since the opening.
+    #[error("volume `{name}` is locked: its key is missing")]
+    Locked {
+        /// Name of the volume.
+        name: String,
+    },
+    /// The key is not the one that encrypts the volume.
+    #[error("the key is not the key of volume `{name}`")]
+    WrongKey {
+        /// Name of the volume.
+        name: String,
+    },
+    /// The volume has no key.
+    #[error(
+        "volume `{name}` is not encrypted, and cannot become so: send it to a new volume with a key"
+    )]
+    NotEncrypted {
+        /// Name of the volume.
+        name: String,
+    },
     /// A field is out of range.
     #[error("a volume or snapshot cannot have this {0}")]
     Field(&'static str),

@@ -42,5 +42,5 @@ pub use manage::log_device::LogDeviceStatus;
 pub use manage::open::{LostTail, OpenOptions};
 pub use manage::pool::{Pool, PoolStatus};
 pub use manage::snapshot::{Diff, PreparedSnapshot, SnapshotInfo};
-pub use manage::volume::{PoolVolume, VolumeInfo, VolumeOptions};
+pub use manage::volume::{PoolVolume, VolumeEncryption, VolumeInfo, VolumeOptions};
 pub use storage::NamedDevice;

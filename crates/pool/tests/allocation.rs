@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, IoFuture, MemoryDevice, SharedDevice};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions, WrappingKey};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{IoEngine, RuntimeConfig, buf, run};
 
@@ -15,7 +15,7 @@ const DEPTH: usize = 8;
 /// Allowance for containers that grow by doubling; one allocation per call would be thousands.
 const SLACK: u64 = 16;
 
-async fn volume() -> (Pool, SharedDevice) {
+async fn volume(encrypted: bool) -> (Pool, SharedDevice) {
     let device = Arc::new(MemoryDevice::new(1 << 30, 512).unwrap());
     let devices = vec![NamedDevice { name: "memory".to_owned(), device: device.clone() }];
     // Exclude allocations of the device at first writes.
@@ -26,8 +26,12 @@ async fn volume() -> (Pool, SharedDevice) {
     }
     let pool = Pool::create(devices, &CreateOptions::new("fast")).await.unwrap();
     let size = VolumeOptions { size_bytes: BLOCKS * BLOCK as u64, ..VolumeOptions::default() };
-    let volume = pool.create_volume("db", &size).await.unwrap();
-    (pool, volume)
+    let key = WrappingKey::parse(&"5c".repeat(32)).unwrap();
+    let volume = match encrypted {
+        true => pool.create_encrypted_volume("db", &size, &key).await,
+        false => pool.create_volume("db", &size).await,
+    };
+    (pool, volume.unwrap())
 }
 
 /// Rounds of `DEPTH` calls in flight, of `blocks` each: all writes, or all reads.
@@ -56,11 +60,11 @@ async fn calls(volume: &SharedDevice, rounds: usize, blocks: usize, writes: bool
     }
 }
 
-fn allocations(rounds: usize, blocks: usize, writes: bool) -> u64 {
+fn allocations(rounds: usize, blocks: usize, writes: bool, encrypted: bool) -> u64 {
     let config = RuntimeConfig { io_engine: DRIVER, ..RuntimeConfig::default() };
     let counted = allocation_counter::measure(|| {
         run(&config, async || {
-            let (_pool, volume) = volume().await;
+            let (_pool, volume) = volume(encrypted).await;
             calls(&volume, 300, blocks, true).await;
             calls(&volume, rounds, blocks, writes).await;
         })
@@ -69,27 +73,35 @@ fn allocations(rounds: usize, blocks: usize, writes: bool) -> u64 {
     counted.count_total
 }
 
-fn assert_no_allocation(blocks: usize, writes: bool) {
+fn assert_no_allocation(blocks: usize, writes: bool, encrypted: bool) {
     let config = RuntimeConfig { io_engine: DRIVER, ..RuntimeConfig::default() };
     if let Err(error) = run(&config, async || {}) {
         return eprintln!("skipped: {error}");
     }
-    let (few, many) = (allocations(20, blocks, writes), allocations(420, blocks, writes));
+    let few = allocations(20, blocks, writes, encrypted);
+    let many = allocations(420, blocks, writes, encrypted);
     let of = if writes { "writes" } else { "reads" };
     assert!(many < few + SLACK, "{} allocations in 3,200 {of} of {blocks} blocks", many - few);
 }
 
 #[test]
 fn writes_allocate_nothing() {
-    assert_no_allocation(1, true);
+    assert_no_allocation(1, true, false);
 }
 
 #[test]
 fn reads_of_one_block_allocate_nothing() {
-    assert_no_allocation(1, false);
+    assert_no_allocation(1, false, false);
 }
 
 #[test]
 fn reads_of_many_blocks_allocate_nothing() {
-    assert_no_allocation(16, false);
+    assert_no_allocation(16, false, false);
+}
+
+#[test]
+fn encryption_allocates_nothing() {
+    assert_no_allocation(1, true, true);
+    assert_no_allocation(1, false, true);
+    assert_no_allocation(16, false, true);
 }

@@ -10,9 +10,9 @@ use flagstone_runtime::buf;
 
 use super::Copies;
 use super::owners::{AncestryNode, Owners};
-use super::pack::{LivePiece, Part, leaves, live_blocks};
+use super::pack::{LivePiece, Part, PieceKey, leaves, live_blocks};
 use crate::checkpoint::METADATA_LEVEL;
-use crate::compress::{Compression, decompressed};
+use crate::compress::{Compression, decompressed_with, is_unit};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::manage::shared::Shared;
 use crate::map::tree::{Tree, read_page};
@@ -310,7 +310,8 @@ impl Shared {
             .as_ref()
             .and_then(|bytes| bytes.get(at..at + first.entry.stored_blocks() * BLOCK_BYTES));
         copies.slices.spend(1).await;
-        let read = stored.and_then(|stored| verified(stored, &live));
+        let key = self.piece_key(first.top.id);
+        let read = stored.and_then(|stored| verified(stored, &live, &key));
         let (Some((stored, codec)), Some(found)) = (read, blocks.first()) else {
             let block = found_block(blocks, &live);
             return self.skip_damaged(first.top.id, block, first.entry.location);
@@ -322,6 +323,7 @@ impl Shared {
             cold: self.cold_codec(first.top.id),
             parts,
             stored: stored.to_vec(),
+            key,
         };
         for (found, live) in blocks.iter().zip(live) {
             if let Some(Live { top, .. }) = live
@@ -334,6 +336,19 @@ impl Shared {
         copies.count(&piece);
         copies.packer.add(piece);
         self.write_copies(copies, false).await
+    }
+
+    /// Key of the blocks of a volume or snapshot. What an order deletes meanwhile counts as locked.
+    fn piece_key(&self, id: u32) -> PieceKey {
+        let state = self.state.lock();
+        match state.volume_table.key_volume(id) {
+            None => PieceKey::Locked,
+            Some(volume) if volume.encryption.is_none() => PieceKey::Plain,
+            Some(volume) => {
+                let cipher = state.ciphers.get(&volume.id);
+                cipher.map_or(PieceKey::Locked, |cipher| PieceKey::Unlocked(cipher.clone()))
+            }
+        }
     }
 
     /// Codec of the cleaner for the blocks of a volume or snapshot.
@@ -392,6 +407,7 @@ impl Shared {
 fn verified<'a>(
     stored: &'a [u8],
     live: &[Option<Live>; UNIT_BLOCKS],
+    key: &PieceKey,
 ) -> Option<(&'a [u8], Option<Codec>)> {
     let mut entries = live.iter().flatten().map(|live| live.entry);
     let first = entries.next()?;
@@ -404,8 +420,15 @@ fn verified<'a>(
         return None;
     }
     let (codec, _) = decode_header(stored, unit.blocks.into()).ok()?;
-    decompressed(stored, unit.blocks.into(), |_| ())?;
-    Some((stored, Some(codec)))
+    let blocks = unit.blocks.into();
+    let is_whole = match key {
+        PieceKey::Locked => is_unit(stored, blocks),
+        PieceKey::Plain => decompressed_with(stored, blocks, None, |_| ()).is_some(),
+        PieceKey::Unlocked(cipher) => {
+            decompressed_with(stored, blocks, Some(cipher), |_| ()).is_some()
+        }
+    };
+    is_whole.then_some((stored, Some(codec)))
 }
 
 /// The first live block, for messages.

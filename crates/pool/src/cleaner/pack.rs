@@ -8,11 +8,13 @@
 //! Invariant: a piece takes at most the blocks that it takes now, and at most one for each live
 //! block. Pieces are compressed again together only if that makes them smaller; otherwise a unit
 //! is copied as it is stored, or its live blocks alone. So hardly any unit with dead blocks is
-//! left.
+//! left. What is locked is copied as it is stored, because nothing else is possible without its key.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use crate::compress::{GiveUp, compressed, decompressed};
+use crate::compress::{GiveUp, compressed_with, decompressed_with};
+use crate::crypt::VolumeCipher;
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
@@ -59,6 +61,17 @@ pub(super) struct Part {
     pub(super) live: Option<MapEntry>,
 }
 
+/// Encryption of a piece.
+#[derive(Clone, Debug)]
+pub(super) enum PieceKey {
+    /// It is not encrypted.
+    Plain,
+    /// Its key is not here.
+    Locked,
+    /// It is encrypted.
+    Unlocked(Arc<VolumeCipher>),
+}
+
 /// A unit with live blocks, or a live block that is stored alone.
 pub(super) struct LivePiece {
     /// Place of the first block of the unit.
@@ -71,6 +84,7 @@ pub(super) struct LivePiece {
     pub(super) parts: Vec<Part>,
     /// The stored blocks.
     pub(super) stored: Vec<u8>,
+    pub(super) key: PieceKey,
 }
 
 /// How a piece is copied that is not compressed again.
@@ -139,11 +153,8 @@ fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
 impl LivePiece {
     /// The volume that wrote its first live block, and the block there.
     fn place(&self) -> (u32, u64) {
-        match live(&self.parts).next() {
-            Some((ChunkRecord::Moved { volume, block, .. }, _)) => (*volume, *block),
-            Some((ChunkRecord::Page { place, .. }, _)) => (place.volume, place.index),
-            other => unreachable!("{other:?} is no copy"),
-        }
+        let (record, _) = live(&self.parts).next().expect("a piece has a live block");
+        place_of(record)
     }
 
     /// Number of live blocks.
@@ -160,7 +171,18 @@ impl LivePiece {
         self.unit.is_none() && self.cold.is_none()
     }
 
-    fn key(&self) -> (u32, bool, u64) {
+    fn is_locked(&self) -> bool {
+        matches!(self.key, PieceKey::Locked)
+    }
+
+    fn cipher(&self) -> Option<&VolumeCipher> {
+        match &self.key {
+            PieceKey::Plain | PieceKey::Locked => None,
+            PieceKey::Unlocked(cipher) => Some(cipher),
+        }
+    }
+
+    fn sort_key(&self) -> (u32, bool, u64) {
         let (volume, block) = self.place();
         (volume, self.stays_plain(), block)
     }
@@ -170,10 +192,10 @@ impl LivePiece {
         let cell = |(volume, is_plain, block)| {
             (volume, is_plain, leaf_of(block), block / UNIT_BLOCKS as u64)
         };
-        cell(self.key()) == cell(other.key())
+        cell(self.sort_key()) == cell(other.sort_key())
     }
 
-    /// Passes its live blocks on; `None` if the unit is damaged.
+    /// Passes its live blocks on, decrypted; `None` if the unit is damaged.
     fn contents<T>(&self, mut keep: impl FnMut(&Part, &[u8]) -> T) -> Option<Vec<T>> {
         let mut each = |data: &[u8]| {
             let blocks = self.parts.iter().zip(data.chunks(BLOCK_BYTES));
@@ -181,9 +203,25 @@ impl LivePiece {
             live.map(|(part, block)| keep(part, block)).collect()
         };
         match self.unit {
-            None => Some(each(&self.stored)),
-            Some(unit) => decompressed(&self.stored, unit.blocks.into(), each),
+            None => match self.cipher() {
+                None => Some(each(&self.stored)),
+                Some(cipher) => {
+                    let mut block = self.stored.clone();
+                    cipher.decrypt_blocks(place_of(&self.parts[0].record).1, &mut block);
+                    Some(each(&block))
+                }
+            },
+            Some(unit) => decompressed_with(&self.stored, unit.blocks.into(), self.cipher(), each),
         }
+    }
+}
+
+/// Volume and block of a copy.
+fn place_of(record: &ChunkRecord) -> (u32, u64) {
+    match record {
+        ChunkRecord::Moved { volume, block, .. } => (*volume, *block),
+        ChunkRecord::Page { place, .. } => (place.volume, place.index),
+        other => unreachable!("{other:?} is no copy"),
     }
 }
 
@@ -274,12 +312,12 @@ impl Packer {
         Packer { chunk_blocks, ..Packer::default() }
     }
 
-    /// Adds a piece, before [`Packer::pack_next`]. A block that stays plain is copied as it comes:
-    /// nothing is gained by sorting it.
+    /// Adds a piece, before [`Packer::pack_next`]. A block that stays plain is copied as it comes,
+    /// and so is a locked piece: nothing is gained by sorting it.
     pub(super) fn add(&mut self, piece: LivePiece) {
-        if piece.stays_plain() {
-            let LivePiece { parts, stored, .. } = piece;
-            return self.put(as_stored(None, &parts), stored, parts);
+        if piece.stays_plain() || piece.is_locked() {
+            let LivePiece { unit, parts, stored, .. } = piece;
+            return self.put(as_stored(unit, &parts), stored, parts);
         }
         self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
         self.gathered.1 += piece.live();
@@ -293,7 +331,7 @@ impl Packer {
         let is_due = self.gathered.0 >= SORTED_BLOCKS || self.gathered.1 >= SORTED_PARTS;
         if self.groups.is_empty() && (is_due || all) {
             let mut pieces = std::mem::take(&mut self.pieces);
-            pieces.sort_by_key(LivePiece::key);
+            pieces.sort_by_key(LivePiece::sort_key);
             self.groups = groups(&pieces).iter().map(|group| group.len()).collect();
             self.sorted = pieces.into();
         }
@@ -393,7 +431,8 @@ impl Packer {
         for piece in group {
             piece.contents(|_, block| bytes.extend_from_slice(block))?;
         }
-        let stored = compressed(codec, &bytes, <[u8]>::to_vec);
+        // All pieces of a volume have the same data key.
+        let stored = compressed_with(codec, &bytes, group[0].cipher(), <[u8]>::to_vec);
         if !was_unit {
             give_up.count(stored.is_some());
         }
@@ -410,7 +449,14 @@ impl Packer {
     /// Copies a piece without compressing it again.
     fn copy(&mut self, piece: &LivePiece) {
         if copy(piece.unit, &piece.parts) == CopyForm::Blocks {
-            let blocks = piece.contents(|part, block| (part.clone(), block.to_vec()));
+            let sealed = |part: &Part, block: &[u8]| {
+                let mut block = block.to_vec();
+                if let Some(cipher) = piece.cipher() {
+                    cipher.encrypt_blocks(place_of(&part.record).1, &mut block);
+                }
+                (part.clone(), block)
+            };
+            let blocks = piece.contents(sealed);
             // A unit that is damaged is not gathered.
             if let Some(blocks) = blocks {
                 for (part, block) in blocks {
@@ -444,7 +490,7 @@ fn groups(pieces: &[LivePiece]) -> Vec<&[LivePiece]> {
         let own: usize = cell.iter().map(LivePiece::live).sum();
         // A unit across many leaves could not be moved for snapshots that have each of them.
         let leaf = |(volume, is_plain, block)| (volume, is_plain, leaf_of(block));
-        let joins = |first: usize| leaf(cell[0].key()) == leaf(pieces[first].key());
+        let joins = |first: usize| leaf(cell[0].sort_key()) == leaf(pieces[first].sort_key());
         if live + own > UNIT_BLOCKS || !joins(first) {
             groups.push(&pieces[first..at]);
             (first, live) = (at, 0);

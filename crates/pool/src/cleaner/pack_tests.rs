@@ -3,6 +3,7 @@
 use flagstone_runtime::rng::Rng;
 
 use super::*;
+use crate::crypt::tests::cipher;
 use crate::id::PoolId;
 use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::layout::PoolLayout;
@@ -47,10 +48,31 @@ fn piece(
     dead: u8,
     shared: bool,
 ) -> Option<LivePiece> {
+    keyed(&PieceKey::Plain, (volume, first, at), (codec, cold), data, dead, shared)
+}
+
+/// As [`piece`], encrypted with a key.
+fn keyed(
+    key: &PieceKey,
+    (volume, first, at): (u32, u64, u64),
+    (codec, cold): (Option<Codec>, Option<Codec>),
+    data: &[u8],
+    dead: u8,
+    shared: bool,
+) -> Option<LivePiece> {
     let blocks = (data.len() / BLOCK_BYTES) as u8;
-    let stored = match codec {
-        None => data.to_vec(),
-        Some(codec) => compressed(codec, data, <[u8]>::to_vec)?,
+    let cipher = match key {
+        PieceKey::Unlocked(cipher) => Some(&**cipher),
+        PieceKey::Plain | PieceKey::Locked => None,
+    };
+    let stored = match (codec, cipher) {
+        (None, None) => data.to_vec(),
+        (None, Some(cipher)) => {
+            let mut stored = data.to_vec();
+            cipher.encrypt_blocks(first, &mut stored);
+            stored
+        }
+        (Some(codec), cipher) => compressed_with(codec, data, cipher, <[u8]>::to_vec)?,
     };
     let sums: Vec<u32> = stored.chunks(BLOCK_BYTES).map(checksum).collect();
     let mut payload = Payload::of(at, BIRTH, &sums);
@@ -72,7 +94,7 @@ fn piece(
         Part { record, live: (!is_dead).then_some(*entry) }
     };
     let parts = (first..).zip(&entries).map(part).collect();
-    Some(LivePiece { unit, codec, cold, parts, stored })
+    Some(LivePiece { unit, codec, cold, parts, stored, key: key.clone() })
 }
 
 fn whole(first: u64, codec: Option<Codec>, cold: Option<Codec>, data: &[u8]) -> LivePiece {
@@ -97,9 +119,17 @@ fn pack_all(pieces: Vec<LivePiece>, chunk_blocks: usize) -> Vec<Packed> {
 fn check(pieces: Vec<LivePiece>, chunk_blocks: usize) -> (usize, usize) {
     let mut expected = BTreeMap::new();
     for piece in &pieces {
-        let blocks = piece.contents(|part, block| (part.live.unwrap().location, block.to_vec()));
+        let blocks = piece.contents(|part, block| {
+            let content = (place_of(&part.record).1, block.to_vec());
+            (part.live.unwrap().location, content)
+        });
         expected.extend(blocks.unwrap());
     }
+    let key = pieces.first().map_or(PieceKey::Plain, |piece| piece.key.clone());
+    let cipher = match &key {
+        PieceKey::Unlocked(cipher) => Some(&**cipher),
+        PieceKey::Plain | PieceKey::Locked => None,
+    };
     let chunks = pack_all(pieces, chunk_blocks);
     let size_bytes = SUPERBLOCK_AREA_BYTES + 64 * 512 * 4096;
     let device = DeviceRecord { id: PoolId::default(), size_bytes, segments: 64 };
@@ -110,15 +140,22 @@ fn check(pieces: Vec<LivePiece>, chunk_blocks: usize) -> (usize, usize) {
             let first = moved.new.block() as usize * BLOCK_BYTES;
             let stored = &chunk.bytes[first..first + moved.new.stored_blocks() * BLOCK_BYTES];
             assert!(moved.new.matches(stored) && moved.new.birth == BIRTH);
+            let (block, expected) = expected.remove(&moved.old).expect("it is copied once");
             let content = match moved.new.unit() {
-                None => stored.to_vec(),
+                None => {
+                    let mut content = stored.to_vec();
+                    if let Some(cipher) = cipher {
+                        cipher.decrypt_blocks(block, &mut content);
+                    }
+                    content
+                }
                 Some(unit) => {
                     let at = usize::from(unit.index) * BLOCK_BYTES;
                     let part = |data: &[u8]| data[at..at + BLOCK_BYTES].to_vec();
-                    decompressed(stored, unit.blocks.into(), part).unwrap()
+                    decompressed_with(stored, unit.blocks.into(), cipher, part).unwrap()
                 }
             };
-            assert!(expected.remove(&moved.old) == Some(content), "{}", moved.old);
+            assert!(expected == content, "{}", moved.old);
         }
         let checksums: Vec<u32> = chunk.bytes.chunks(BLOCK_BYTES).map(checksum).collect();
         assert!(checksums.len() <= chunk_blocks);
@@ -220,6 +257,10 @@ fn no_mixture_takes_more_than_it_took() {
     let mut rng = Rng::new(7);
     for round in 0..150 {
         let chunk_blocks = [7, 15, 255][round % 3];
+        let key = match round / 3 % 2 {
+            0 => PieceKey::Plain,
+            _ => PieceKey::Unlocked(Arc::new(cipher())),
+        };
         let mut pieces = Vec::new();
         let mut most = Size::default();
         let mut first = rng.below(100);
@@ -234,7 +275,8 @@ fn no_mixture_takes_more_than_it_took() {
             let at = (1 + rng.below(2) as u32, first, 8 * number + 1000);
             // Snapshots have several versions of some blocks.
             first = (first + rng.below(10)).saturating_sub(rng.below(3));
-            let Some(piece) = piece(at, codec, cold, &data, dead, rng.chance(0.3)) else {
+            let shared = rng.chance(0.3);
+            let Some(piece) = keyed(&key, at, (codec, cold), &data, dead, shared) else {
                 continue;
             };
             if piece.live() == 0 {
@@ -249,6 +291,21 @@ fn no_mixture_takes_more_than_it_took() {
         let (payload, _) = check(pieces, chunk_blocks);
         assert!(payload <= most.payload, "{payload} {most:?}");
     }
+}
+
+#[test]
+fn locked_pieces_are_copied_as_they_are_stored() {
+    let mut rng = Rng::new(11);
+    let key = PieceKey::Unlocked(Arc::new(cipher()));
+    let text = data(Kind::Text, 8, &mut rng);
+    let unit = keyed(&key, (1, 0, 1000), (LZ4, ZSTD), &text, 0b0111_1110, false).unwrap();
+    let block = keyed(&key, (1, 8, 1100), (None, ZSTD), &text[..BLOCK_BYTES], 0, true).unwrap();
+    let stored = [&unit.stored[..], &block.stored].concat();
+    let locked = |piece: LivePiece| LivePiece { key: PieceKey::Locked, ..piece };
+    let chunks = pack_all(vec![locked(unit), locked(block)], 255);
+    assert_eq!(chunks.len(), 1);
+    assert!(chunks[0].bytes == stored);
+    assert_eq!(chunks[0].entries.len(), 3, "two live blocks of the unit, and the block");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Gathering: the writes of a core join its open chunk while earlier chunks are in flight.
 //!
 //! Invariants: a task of its own writes each chunk, so a dropped call does not interrupt the write;
-//! payload is kept by reference until the chunk is written, and then copied once; the steady state
-//! allocates nothing.
+//! payload is kept by reference until the chunk is written, and then copied once, and encrypted
+//! there; the steady state allocates nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,15 +15,37 @@ use flagstone_runtime::{Buf, spawn_detached, time};
 
 use super::append::chunk_memory;
 use super::pace::LogPace;
+use crate::crypt::VolumeCipher;
 use crate::limits::{BLOCK_BYTES, RECYCLED_MAX};
 use crate::manage::shared::Shared;
 use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
+
+/// Payload of a record.
+pub(crate) enum ChunkPayload {
+    /// Blocks as they are stored.
+    Stored(Buf),
+    /// Consecutive blocks of an encrypted volume, not encrypted so far.
+    Encrypted {
+        bytes: Buf,
+        /// The first block, in the volume.
+        block: u64,
+        cipher: Arc<VolumeCipher>,
+    },
+}
+
+impl ChunkPayload {
+    fn bytes(&self) -> &Buf {
+        match self {
+            ChunkPayload::Stored(bytes) | ChunkPayload::Encrypted { bytes, .. } => bytes,
+        }
+    }
+}
 
 /// Content of an open chunk.
 #[derive(Default)]
 struct Parts {
     records: Vec<ChunkRecord>,
-    payload: Vec<Buf>,
+    payload: Vec<ChunkPayload>,
     blocks: usize,
     header_bytes: usize,
 }
@@ -59,7 +81,7 @@ impl Gatherer {
         self: &Rc<Self>,
         shared: &Arc<Shared>,
         record: ChunkRecord,
-        payload: Option<Buf>,
+        payload: Option<ChunkPayload>,
     ) -> Rc<GatheredChunk> {
         let (blocks, bytes) = (record.payload_blocks(), record.header_bytes());
         let open = self.open.borrow().clone().filter(|open| {
@@ -141,12 +163,15 @@ impl GatheredChunk {
         shared.append(records, memory).await.map(drop)
     }
 
-    /// Copies the payload to the end of the chunk, and empties the lists.
+    /// Copies the payload to the end of the chunk, encrypts it there, and empties the lists.
     fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<ChunkRecord> {
         let mut parts = self.parts.borrow_mut();
-        for data in parts.payload.drain(..) {
-            let (part, after) = rest.split_at_mut(data.len());
-            part.copy_from_slice(&data);
+        for payload in parts.payload.drain(..) {
+            let (part, after) = rest.split_at_mut(payload.bytes().len());
+            part.copy_from_slice(payload.bytes());
+            if let ChunkPayload::Encrypted { block, cipher, .. } = &payload {
+                cipher.encrypt_blocks(*block, part);
+            }
             rest = after;
         }
         (parts.blocks, parts.header_bytes) = (0, 0);

@@ -1,9 +1,11 @@
 //! Volume handle: state of a volume that its open handles share, and that the data path reads
 //! without a lock. Orders change it when they take effect.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::compress::{Compression, GiveUp};
+use crate::crypt::VolumeCipher;
 use crate::ondisk::volume_table::VolumeRecord;
 
 /// State of an open volume.
@@ -17,10 +19,17 @@ pub(crate) struct VolumeHandle {
     pub(crate) give_up: GiveUp,
     /// True for a snapshot.
     pub(crate) read_only: bool,
+    /// Of an encrypted volume.
+    pub(crate) cipher: Option<Arc<VolumeCipher>>,
 }
 
 impl VolumeHandle {
-    pub(crate) fn new(blocks: u64, read_only: bool, record: Option<&VolumeRecord>) -> VolumeHandle {
+    pub(crate) fn new(
+        blocks: u64,
+        read_only: bool,
+        record: Option<&VolumeRecord>,
+        cipher: Option<Arc<VolumeCipher>>,
+    ) -> VolumeHandle {
         let handle = VolumeHandle {
             blocks: AtomicU64::new(blocks),
             deleted: AtomicBool::new(false),
@@ -28,6 +37,7 @@ impl VolumeHandle {
             compression: AtomicU8::new(0),
             give_up: GiveUp::default(),
             read_only,
+            cipher,
         };
         if let Some(record) = record {
             handle.set(record);

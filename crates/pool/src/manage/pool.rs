@@ -14,6 +14,8 @@ use super::log_device::LogDeviceStatus;
 use super::shared::{MaintenanceTask, MaintenanceWork, Opened, Shared, State, Update, WriteOut};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
+use crate::crypt::VolumeCipher;
+use crate::crypt::key::WrappedKey;
 use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES, MAP_CACHE_BYTES, VOLUMES_MAX};
@@ -267,20 +269,21 @@ impl Pool {
     pub fn volumes(&self) -> Vec<VolumeInfo> {
         let state = self.shared().state.lock();
         let volume_table = &state.volume_table;
-        volume_table.present().map(|volume| VolumeInfo::of(volume_table, volume)).collect()
+        volume_table.present().map(|volume| VolumeInfo::of(&state, volume)).collect()
     }
 
     /// A volume by name.
     pub fn volume(&self, name: &str) -> Option<VolumeInfo> {
         let state = self.shared().state.lock();
         let volume_table = &state.volume_table;
-        volume_table.by_name(name).map(|volume| VolumeInfo::of(volume_table, volume))
+        volume_table.by_name(name).map(|volume| VolumeInfo::of(&state, volume))
     }
 
     /// Opens a volume as a device. Handles of one volume see the same data and size.
     ///
     /// # Errors
-    /// [`VolumeError::Unknown`]; [`VolumeError::Incomplete`] after the log device was lost.
+    /// [`VolumeError::Unknown`]; [`VolumeError::Incomplete`] after the log device was lost;
+    /// [`VolumeError::Locked`] without the key.
     pub fn open_volume(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
         let mut state = self.shared().state.lock();
         let (id, blocks) = match state.volume_table.by_name(name) {
@@ -290,7 +293,7 @@ impl Pool {
             Some(volume) => (volume.id, volume.blocks),
             None => return Err(self.unknown(name)),
         };
-        Ok(self.open_by_id(&mut state, id, blocks, false))
+        self.open_by_id(&mut state, id, blocks, false)
     }
 
     /// Opens a volume that may lack changes, to mark its content as such before
@@ -311,11 +314,12 @@ impl Pool {
         id: u32,
         blocks: u64,
         read_only: bool,
-    ) -> Arc<PoolVolume> {
+    ) -> Result<Arc<PoolVolume>, VolumeError> {
+        let cipher = state.cipher_of(id)?;
         let record = state.volume_table.volumes.get(&id);
-        let new = || Arc::new(VolumeHandle::new(blocks, read_only, record));
+        let new = || Arc::new(VolumeHandle::new(blocks, read_only, record, cipher));
         let handle = state.handles.entry(id).or_insert_with(new);
-        Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone()))
+        Ok(Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone())))
     }
 
     pub(super) fn unknown(&self, name: &str) -> VolumeError {
@@ -426,6 +430,17 @@ impl Pool {
         name: &str,
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
+        self.make_volume(name, options, None).await
+    }
+
+    /// Creates a volume whose record has this data key.
+    pub(super) async fn make_volume(
+        &self,
+        name: &str,
+        options: &VolumeOptions,
+        key: Option<(WrappedKey, VolumeCipher)>,
+    ) -> Result<Arc<PoolVolume>, VolumeError> {
+        let (encryption, cipher) = key.unzip();
         let (uuid, blocks) = (PoolId::random(), blocks_of(options.size_bytes)?);
         let claim = options.thick.then_some(Claim::New { uuid, blocks });
         let backing = self.shared().back(|_| claim.clone()).await?;
@@ -436,12 +451,17 @@ impl Pool {
             let mut record = VolumeRecord::new(id, name.to_owned(), blocks);
             (record.thick, record.uuid) = (options.thick, uuid);
             record.properties = options.properties.clone();
+            record.encryption = encryption;
             self.check(&state, &record)?;
             self.check_space(&mut state, &backing, claim)?;
             record
         };
+        let id = record.id;
         let record = ChunkRecord::Volume(Box::new(record));
         let _locks = self.commit((order, backing), record).await?;
+        if let Some(cipher) = cipher {
+            self.shared().state.lock().ciphers.insert(id, Arc::new(cipher));
+        }
         self.open_volume(name)
     }
 

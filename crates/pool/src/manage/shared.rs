@@ -21,6 +21,7 @@ use super::usage::SegmentUsage;
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
+use crate::crypt::VolumeCipher;
 use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX, UNIT_BLOCKS};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
@@ -170,6 +171,8 @@ pub(crate) struct State {
     /// Maps as of the last checkpoint. Newer snapshots have none.
     pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
+    /// Ciphers of the encrypted volumes whose key was given.
+    pub(crate) ciphers: BTreeMap<u32, Arc<VolumeCipher>>,
     /// Usage by the volumes' maps, as of the last checkpoint.
     pub(crate) usage: SegmentUsage,
     /// Usage by the metadata map, as of the last checkpoint.
@@ -321,6 +324,7 @@ impl State {
             volume_table: opened.volume_table,
             trees: opened.trees,
             handles: BTreeMap::new(),
+            ciphers: BTreeMap::new(),
             usage: opened.usage,
             meta_usage: opened.meta_usage,
             live: 0,
@@ -509,6 +513,7 @@ impl State {
         self.volume_table_changed();
         match order {
             ChunkRecord::Delete { volume } => {
+                self.ciphers.remove(volume);
                 if let Some(handle) = self.handles.remove(volume) {
                     handle.deleted.store(true, Ordering::Release);
                 }

@@ -219,14 +219,14 @@ impl Pool {
     /// The snapshot `volume@snapshot` as a read-only device.
     ///
     /// # Errors
-    /// [`VolumeError::UnknownSnapshot`].
+    /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::Locked`] without the key.
     pub fn open_snapshot(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
         let mut state = self.shared().state.lock();
         let found = state.volume_table.snapshot_by_name(name);
         let (id, blocks) = found
             .map(|snapshot| (snapshot.id, snapshot.blocks))
             .ok_or_else(|| self.unknown_snapshot(name))?;
-        Ok(self.open_by_id(&mut state, id, blocks, true))
+        self.open_by_id(&mut state, id, blocks, true)
     }
 
     /// Deletes a snapshot. Its handles fail every call from now on. Checkpoints free its unshared
@@ -314,10 +314,11 @@ impl Pool {
         Ok(has_changes || own.blocks != found.blocks || tree(own) != tree(found))
     }
 
-    /// Creates a thin volume with the content of a snapshot, whose blocks it shares.
+    /// Creates a thin volume with the content of a snapshot, whose blocks it shares, and whose data
+    /// key it has.
     ///
     /// # Errors
-    /// [`VolumeError`] for an unknown snapshot, a name in use or impossible, and errors of the
+    /// [`VolumeError`] for an unknown or locked snapshot, a name in use or impossible, and errors of the
     /// devices.
     pub async fn clone_volume(
         &self,
@@ -327,19 +328,26 @@ impl Pool {
     ) -> Result<Arc<PoolVolume>, VolumeError> {
         let order = self.order(OrderKind::Other).await?;
         let turn = self.maintenance_turn().await?;
-        let record = {
+        let (record, cipher) = {
             let state = self.shared().state.lock();
             let found = state.volume_table.snapshot_by_name(snapshot);
             let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
+            let cipher = state.cipher_of(found.id)?;
             let mut record =
                 VolumeRecord::new(state.volume_table.next_id, name.to_owned(), found.blocks);
             record.parent = found.id;
             record.uuid = PoolId::random();
             record.properties = properties;
+            let key = state.volume_table.key_volume(found.id);
+            record.encryption = key.and_then(|volume| volume.encryption);
             self.check(&state, &record)?;
-            record
+            (record, cipher)
         };
+        let id = record.id;
         let _locks = self.commit((turn, order), ChunkRecord::Volume(Box::new(record))).await?;
+        if let Some(cipher) = cipher {
+            self.shared().state.lock().ciphers.insert(id, cipher);
+        }
         self.open_volume(name)
     }
 

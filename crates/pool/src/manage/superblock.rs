@@ -74,7 +74,7 @@ impl Shared {
     ///
     /// # Errors
     /// After a failure of the pool or of an update.
-    async fn superblock_turn(
+    pub(super) async fn superblock_turn(
         &self,
         done: impl Fn(&State) -> bool,
     ) -> Result<Option<SuperblockLock<'_>>, IoError> {

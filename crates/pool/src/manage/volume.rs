@@ -13,12 +13,13 @@ use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::handle::VolumeHandle;
 use super::pool::PoolGuard;
-use super::shared::Shared;
+use super::shared::{Shared, State};
 use super::space::WriteCost;
-use crate::compress::{compressed, decompressed};
+use crate::compress::{compressed_with, decompressed_with};
+use crate::crypt::VolumeCipher;
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, UNITS_PER_SLICE, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
-use crate::log::gather::GatheredChunk;
+use crate::log::gather::{ChunkPayload, GatheredChunk};
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
 use crate::map::tree::PathLookup;
@@ -26,7 +27,7 @@ use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
 use crate::ondisk::unit::{BLOCK_WEIGHT, Codec};
-use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
+use crate::ondisk::volume_table::VolumeRecord;
 use crate::work_slices::WorkSlices;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -69,12 +70,27 @@ pub struct VolumeInfo {
     /// True if changes were lost with the log device. The volume cannot be opened until the
     /// operator accepts that ([`crate::Pool::give_up_tail`]).
     pub incomplete: bool,
+    /// Whether it is encrypted.
+    pub encryption: VolumeEncryption,
     /// Text that the layers above store with the volume.
     pub properties: BTreeMap<String, String>,
 }
 
+/// Encryption of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VolumeEncryption {
+    /// It is not encrypted.
+    #[default]
+    None,
+    /// It is encrypted, and its key is missing: it can be neither read nor written.
+    Locked,
+    /// It is encrypted, and can be used.
+    Unlocked,
+}
+
 impl VolumeInfo {
-    pub(crate) fn of(volume_table: &VolumeTable, record: &VolumeRecord) -> VolumeInfo {
+    pub(crate) fn of(state: &State, record: &VolumeRecord) -> VolumeInfo {
+        let volume_table = &state.volume_table;
         let origin = volume_table.present_snapshot(record.parent);
         let origin = origin.filter(|snapshot| snapshot.owner() != Some(record.id));
         VolumeInfo {
@@ -86,6 +102,11 @@ impl VolumeInfo {
             thick: record.thick,
             origin: origin.and_then(|snapshot| volume_table.snapshot_name(snapshot)),
             incomplete: record.incomplete,
+            encryption: match record.encryption {
+                None => VolumeEncryption::None,
+                Some(_) if state.ciphers.contains_key(&record.id) => VolumeEncryption::Unlocked,
+                Some(_) => VolumeEncryption::Locked,
+            },
             properties: record.properties.clone(),
         }
     }
@@ -116,7 +137,7 @@ impl PoolVolume {
         let state = self.guard.0.state.lock();
         let record = state.volume_table.volumes.get(&self.io.volume);
         let record = record.filter(|record| record.is_present_volume());
-        record.map(|record| VolumeInfo::of(&state.volume_table, record))
+        record.map(|record| VolumeInfo::of(&state, record))
     }
 
     fn check(&self, checked: Result<(), IoError>) -> Result<(), IoError> {
@@ -329,11 +350,28 @@ impl VolumeIo {
         Some((entry, guard))
     }
 
-    fn verified(&self, entry: &MapEntry, block: u64, read: BufMut) -> Result<BufMut, IoError> {
-        self.check_block(entry, block, &read).map(|()| read)
+    /// The content of a block, if it is what was written.
+    fn verified(&self, entry: &MapEntry, block: u64, mut read: BufMut) -> Result<BufMut, IoError> {
+        self.open_block(entry, block, &mut read).map(|()| read)
     }
 
-    /// Compares a block with its checksum.
+    /// Compares a block with its checksum, and decrypts it.
+    ///
+    /// # Errors
+    /// As [`VolumeIo::check_block`].
+    fn open_block(&self, entry: &MapEntry, block: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        self.check_block(entry, block, bytes)?;
+        if let Some(cipher) = self.cipher() {
+            cipher.decrypt_blocks(block, bytes);
+        }
+        Ok(())
+    }
+
+    fn cipher(&self) -> Option<&Arc<VolumeCipher>> {
+        self.handle.cipher.as_ref()
+    }
+
+    /// Compares stored blocks with their checksum.
     ///
     /// # Errors
     /// [`IoError::ReadFault`] if they differ.
@@ -368,7 +406,8 @@ impl VolumeIo {
         let memory = buf::acquire_more(usize::from(unit.stored) * BLOCK_BYTES).await;
         let stored = self.shared.storage.read(first.block(), memory).await?;
         self.check_block(&first, block, &stored)?;
-        let copied = decompressed(&stored, unit.blocks.into(), |data| {
+        let (blocks, cipher) = (unit.blocks.into(), self.cipher().map(|cipher| &**cipher));
+        let copied = decompressed_with(&stored, blocks, cipher, |data| {
             for (bytes, entry) in part.chunks_mut(BLOCK_BYTES).zip(entries) {
                 let index = entry.unit().map_or(0, |unit| usize::from(unit.index));
                 bytes.copy_from_slice(&data[index * BLOCK_BYTES..][..BLOCK_BYTES]);
@@ -447,7 +486,14 @@ impl VolumeIo {
             if !run.is_empty() {
                 let block = block + run.start as u64;
                 let record = ChunkRecord::Data { volume, block, count: run.len() as u16 };
-                chunks.push(gatherer.add(&self.shared, record, Some(data.slice(bytes_of(&run)))));
+                let bytes = data.slice(bytes_of(&run));
+                let payload = match self.cipher() {
+                    None => ChunkPayload::Stored(bytes),
+                    Some(cipher) => {
+                        ChunkPayload::Encrypted { bytes, block, cipher: cipher.clone() }
+                    }
+                };
+                chunks.push(gatherer.add(&self.shared, record, Some(payload)));
             }
         };
         for (run, zero) in runs(data) {
@@ -465,6 +511,7 @@ impl VolumeIo {
                     let (block, count) = (block + unit.start as u64, unit.len() as u8);
                     let stored = (payload.len() / BLOCK_BYTES) as u8;
                     let record = ChunkRecord::Unit { volume, block, count, stored };
+                    let payload = ChunkPayload::Stored(payload);
                     chunks.push(gatherer.add(&self.shared, record, Some(payload)));
                     plain = unit.end;
                 }
@@ -483,7 +530,8 @@ impl VolumeIo {
         if data.len() <= BLOCK_BYTES || !self.handle.give_up.tries() {
             return None;
         }
-        let stored = compressed(codec, data, |stored| {
+        let cipher = self.cipher().map(|cipher| &**cipher);
+        let stored = compressed_with(codec, data, cipher, |stored| {
             let mut memory = buf::try_alloc(stored.len())?;
             memory.copy_from_slice(stored);
             Some(memory.freeze())
@@ -578,10 +626,11 @@ impl VolumeIo {
         });
         let mut done: Option<BufMut> = None;
         run_all(calls, |part| join(&mut done, part)).await?;
-        let done = done.expect("a read has blocks");
-        for ((entry, bytes), block) in entries.iter().zip(done.chunks(BLOCK_BYTES)).zip(block..) {
+        let mut done = done.expect("a read has blocks");
+        let blocks = entries.iter().zip(done.chunks_mut(BLOCK_BYTES));
+        for ((entry, bytes), block) in blocks.zip(block..) {
             if !entry.is_hole() && entry.unit().is_none() {
-                self.check_block(entry, block, bytes)?;
+                self.open_block(entry, block, bytes)?;
             }
         }
         Ok(done)

@@ -9,7 +9,7 @@ use std::fmt;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
-use crate::compress::decompressed;
+use crate::compress::is_unit;
 use crate::limits::BLOCK_BYTES;
 use crate::ondisk::Block;
 use crate::ondisk::checksum;
@@ -128,7 +128,7 @@ async fn verify_stored(
     if !entry.matches(&stored) {
         return Ok(Err(CHANGED));
     }
-    let whole = |unit: UnitPlace| decompressed(&stored, unit.blocks.into(), |_| ()).is_some();
+    let whole = |unit: UnitPlace| is_unit(&stored, unit.blocks.into());
     Ok(match entry.unit().is_none_or(whole) {
         true => Ok(()),
         false => Err("it is no compressed unit, although its checksum is right"),

@@ -1,0 +1,128 @@
+//! Encrypted volumes: creation, unlocking after an opening, and change of the operator's key.
+//!
+//! Invariants:
+//! - the superblocks have the version that older programs refuse before the first record of an
+//!   encrypted volume;
+//! - the data key of a volume never changes, so a new key of the operator rewrites no data;
+//! - a volume without its key can be moved, checked and deleted, but not opened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::spawn;
+
+use super::pool::Pool;
+use super::shared::{Shared, State};
+use super::volume::{PoolVolume, VolumeOptions};
+use crate::crypt::VolumeCipher;
+use crate::crypt::key::{DataKey, WrappingKey};
+use crate::error::VolumeError;
+
+impl State {
+    /// Cipher of a volume or snapshot; `None` if it is not encrypted.
+    ///
+    /// # Errors
+    /// [`VolumeError::Locked`].
+    pub(crate) fn cipher_of(&self, id: u32) -> Result<Option<Arc<VolumeCipher>>, VolumeError> {
+        let Some(volume) = self.volume_table.key_volume(id) else { return Ok(None) };
+        if volume.encryption.is_none() {
+            return Ok(None);
+        }
+        match self.ciphers.get(&volume.id) {
+            Some(cipher) => Ok(Some(cipher.clone())),
+            None => Err(VolumeError::Locked { name: volume.name.clone() }),
+        }
+    }
+}
+
+impl Shared {
+    /// Makes older programs refuse the pool.
+    ///
+    /// # Errors
+    /// Errors of the devices. The pool then fails every change.
+    async fn require_encryption(&self) -> Result<(), IoError> {
+        let Some(turn) = self.superblock_turn(|state| state.superblock.encryption).await? else {
+            return Ok(());
+        };
+        let next = self.next_update(|next| next.encryption = true);
+        if let Err(error) = turn.write(&next, None).await {
+            self.state.lock().fail(IoError::WriteFault);
+            return Err(error);
+        }
+        self.state.lock().updated(next);
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// Creates an encrypted volume with a random data key, wrapped by this key.
+    ///
+    /// # Errors
+    /// As [`Pool::create_volume`].
+    pub async fn create_encrypted_volume(
+        &self,
+        name: &str,
+        options: &VolumeOptions,
+        key: &WrappingKey,
+    ) -> Result<Arc<PoolVolume>, VolumeError> {
+        let shared = self.shared().clone();
+        // In a task, because no update follows one that was dropped.
+        let required = spawn(async move { shared.require_encryption().await });
+        required.await.unwrap_or(Err(IoError::Unreachable))?;
+        let data = DataKey::random();
+        let wrapped = data.wrap(self.identity().id, key);
+        self.make_volume(name, options, Some((wrapped, data.cipher()))).await
+    }
+
+    /// Gives an encrypted volume its key, so that it and its snapshots can be opened until the pool
+    /// is closed. Nothing changes if it has been given.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unknown`], [`VolumeError::NotEncrypted`] and [`VolumeError::WrongKey`].
+    pub fn unlock_volume(&self, name: &str, key: &WrappingKey) -> Result<(), VolumeError> {
+        let mut state = self.shared().state.lock();
+        let (id, data) = self.data_key(&state, name, key)?;
+        state.ciphers.entry(id).or_insert_with(|| Arc::new(data.cipher()));
+        Ok(())
+    }
+
+    fn data_key(
+        &self,
+        state: &State,
+        name: &str,
+        key: &WrappingKey,
+    ) -> Result<(u32, DataKey), VolumeError> {
+        let volume = state.volume_table.by_name(name).ok_or_else(|| self.unknown(name))?;
+        let name = || name.to_owned();
+        let wrapped =
+            volume.encryption.ok_or_else(|| VolumeError::NotEncrypted { name: name() })?;
+        let data = wrapped.unwrap(state.superblock.pool, key);
+        data.map(|data| (volume.id, data)).ok_or_else(|| VolumeError::WrongKey { name: name() })
+    }
+
+    /// Wraps the data key of a volume with another key, and replaces the properties of the volume,
+    /// in one durable step. The former key no longer opens the volume as it is now, but still opens
+    /// old copies of the devices.
+    ///
+    /// # Errors
+    /// As [`Pool::unlock_volume`] for the present key, and as [`Pool::create_volume`].
+    pub async fn set_volume_key(
+        &self,
+        name: &str,
+        keys: (&WrappingKey, &WrappingKey),
+        thick: bool,
+        properties: BTreeMap<String, String>,
+    ) -> Result<(), VolumeError> {
+        let (present, next) = keys;
+        let (_, data) = self.data_key(&self.shared().state.lock(), name, present)?;
+        let wrapped = data.wrap(self.identity().id, next);
+        self.change(name, |record| {
+            record.encryption = Some(wrapped);
+            record.thick = thick;
+            record.properties = properties.clone();
+            Ok(())
+        })
+        .await
+    }
+}
