@@ -228,7 +228,7 @@ fn third_party_licenses(packages: &[&Value]) -> String {
 
 /// Third-party crates that the program may link, as in CONTRIBUTING.md: each is code that nobody
 /// here reviews.
-const LINKED_MAX: usize = 186;
+const LINKED_MAX: usize = 189;
 
 #[test]
 fn third_party_crates_are_limited_and_licensed() {
