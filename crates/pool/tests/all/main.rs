@@ -6,6 +6,7 @@ mod common;
 mod compression;
 mod conformance;
 mod devices;
+mod encryption;
 mod evacuation;
 mod faults;
 mod full;

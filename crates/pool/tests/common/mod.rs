@@ -298,3 +298,9 @@ pub fn durable(trace: &SharedTrace) -> Vec<Image> {
     }
     images
 }
+
+/// True if any write since the beginning had these bytes.
+pub fn is_ever_written(trace: &SharedTrace, bytes: &[u8]) -> bool {
+    let trace = trace.lock();
+    trace.writes.iter().any(|write| write.data.windows(bytes.len()).any(|part| part == bytes))
+}

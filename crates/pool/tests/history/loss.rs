@@ -73,6 +73,7 @@ async fn open_prefix(
     // Without the blank device: refused, or the same result once the loss is recorded.
     let recorded = match Pool::open(devices.clone()).await {
         Ok(pool) => {
+            unlock(&pool);
             let is_withheld = pool.open_volume("db").is_err();
             pool.close().await.unwrap();
             Some(is_withheld)
@@ -86,6 +87,7 @@ async fn open_prefix(
         Err(error) => panic!("{context}: {error}"),
     };
     before_acceptance();
+    unlock(&pool);
     let writers = history.actors.len() - 1;
     let withheld = match pool.open_volume("db") {
         Ok(_) => false,

@@ -5,7 +5,7 @@
 //! With a log device, also its loss at any crash: blank, or replaced by an old copy. The pool must
 //! then open with a prefix, and withhold volumes that lack flushed changes.
 //!
-//! Every third history has compressed volumes.
+//! Every third history has compressed volumes, and every second one encrypted volumes.
 //!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 
@@ -19,6 +19,7 @@ mod loss;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use check::Content;
@@ -29,7 +30,7 @@ use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::ondisk::superblock::Superblock;
 use flagstone_pool::{
     COMPRESSION_PROPERTY, Compression, CreateOptions, DeviceSet, NamedDevice, OpenOptions, Pool,
-    PoolError, VolumeError, VolumeOptions,
+    PoolError, PoolVolume, VolumeEncryption, VolumeError, VolumeOptions, WrappingKey,
 };
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
@@ -300,14 +301,14 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
             7.. => archivist(&pool, &recorder, &mut rng, &mut archive, number).await,
             0..2 => {
                 let (name, blocks) = (format!("v{number}"), 1 + rng.below(1000));
-                let create = Change::Create { name: name.clone(), blocks };
-                let step = recorder.begin(create, true);
+                let made = Change::Create { name: name.clone(), blocks };
+                let step = recorder.begin(made, true);
                 let options = VolumeOptions {
                     size_bytes: size(blocks),
                     properties: properties(plan.compressed, &mut rng),
                     ..VolumeOptions::default()
                 };
-                let volume = pool.create_volume(&name, &options).await.unwrap();
+                let volume = create(&pool, &name, &options, plan.encrypted).await;
                 recorder.end(step);
                 let block = Buf::copy_of(&fill(0, number + 1)).unwrap();
                 volume.write(0, block, false).await.unwrap();
@@ -347,6 +348,7 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
 }
 
 async fn content(pool: &Pool, history: &History, context: &str) -> Vec<Content> {
+    unlock(pool);
     let writers = history.actors.len() as u64 - 1;
     let mut found = regions(&*pool.open_volume("db").unwrap(), writers).await;
     let volumes = pool.volumes().into_iter().map(|volume| (volume.name, volume.size_bytes));
@@ -380,6 +382,33 @@ struct Plan {
     log_slots: u64,
     /// Volumes are compressed, each with a setting of its own.
     compressed: bool,
+    /// Volumes are encrypted.
+    encrypted: bool,
+}
+
+fn key() -> WrappingKey {
+    WrappingKey::parse(&"5c".repeat(32)).unwrap()
+}
+
+async fn create(
+    pool: &Pool,
+    name: &str,
+    options: &VolumeOptions,
+    encrypted: bool,
+) -> Arc<PoolVolume> {
+    let created = match encrypted {
+        true => pool.create_encrypted_volume(name, options, &key()).await,
+        false => pool.create_volume(name, options).await,
+    };
+    created.unwrap()
+}
+
+/// Gives all encrypted volumes their key, as a server does after an opening.
+fn unlock(pool: &Pool) {
+    let volumes = pool.volumes().into_iter();
+    for volume in volumes.filter(|volume| volume.encryption == VolumeEncryption::Locked) {
+        pool.unlock_volume(&volume.name, &key()).unwrap();
+    }
 }
 
 /// Properties of a volume.
@@ -433,7 +462,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let pool = Pool::create_with_log(devices, log, &options).await.unwrap();
     let properties = properties(plan.compressed, &mut rng);
     let db = VolumeOptions { size_bytes: 1 << 32, properties, ..VolumeOptions::default() };
-    let device = pool.create_volume("db", &db).await.unwrap();
+    let device = create(&pool, "db", &db, plan.encrypted).await;
     // The loss of the log device must not lose the creation of the volume.
     pool.checkpoint().await.unwrap();
     let from = trace.lock().now();
@@ -563,6 +592,7 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
             2 => Plan { compressed: true, segments: segments.min(36), ..plan },
             _ => plan,
         };
+        let plan = Plan { encrypted: seed % 2 == 1, ..plan };
         let sim = Simulation::new(seed, SimConfig::default());
         let node = sim.add_node("server");
         let done = sim.spawn_on(node, run_history(seed, plan));
@@ -596,6 +626,7 @@ const PLAN: Plan = Plan {
     spares: 0,
     log_slots: 0,
     compressed: false,
+    encrypted: false,
 };
 
 #[test]
