@@ -32,7 +32,7 @@ enum Direction {
 
 /// The next tweak: multiplied by α in GF(2^128).
 fn next(tweak: u128) -> u128 {
-    tweak << 1 ^ (tweak >> 127) * 0x87
+    (tweak << 1) ^ ((tweak >> 127) * 0x87)
 }
 
 fn mix(data: &mut [u8], tweaks: &[u128]) {

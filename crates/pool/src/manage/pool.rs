@@ -305,7 +305,7 @@ impl Pool {
         let mut state = self.shared().state.lock();
         let found = state.volume_table.by_name(name).map(|volume| (volume.id, volume.blocks));
         let (id, blocks) = found.ok_or_else(|| self.unknown(name))?;
-        Ok(self.open_by_id(&mut state, id, blocks, false))
+        self.open_by_id(&mut state, id, blocks, false)
     }
 
     pub(super) fn open_by_id(
