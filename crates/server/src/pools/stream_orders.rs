@@ -141,11 +141,18 @@ impl Server {
             };
             rest = &rest[len..];
             if let FrameBody::Begin(start) = &frame.body {
-                // The client of the former stream was interrupted.
-                if let Some(mut former) = receiver.take() {
-                    self.record_received(name, &mut former).await?;
+                // The client of the former stream was interrupted, or this is another client.
+                let mut former = receiver.take();
+                if let Some(former) = &mut former {
+                    self.record_received(name, former).await?;
                 }
-                *receiver = self.begin_receive(part, &frame, start).await?;
+                *receiver = match self.begin_receive(part, &frame, start).await {
+                    Ok(receiver) => receiver,
+                    Err(refused) => {
+                        self.keep_receiving(name, former);
+                        return Err(refused);
+                    }
+                };
                 if receiver.is_none() {
                     return Ok(Some(start.clone()));
                 }
@@ -160,6 +167,18 @@ impl Server {
             applied.map_err(|error| Problem::conflict(format!("volume {name}: {error}")))?;
         }
         Ok(None)
+    }
+
+    /// Continues a receive after a stream that was refused, unless the volume is in another one.
+    fn keep_receiving(&self, name: &str, receiver: Option<VolumeReceiver>) {
+        let Some(receiver) = receiver else { return };
+        let is_in_it = |found: FoundVolume| {
+            receiver.volume().is_some_and(|info| info.uuid == found.info.uuid)
+                && found.state.is_receiving(&stream_of(&receiver))
+        };
+        if self.find_in_pools(name).is_ok_and(|found| found.is_some_and(is_in_it)) {
+            self.pools.receivers.borrow_mut().insert(name.to_owned(), receiver);
+        }
     }
 
     /// Records the position of a receive.
