@@ -9,6 +9,7 @@ use flagstone_blockdev::BlockDevice as _;
 use flagstone_config::Config;
 use flagstone_nbd::ExportLookup;
 use flagstone_nvme::Nqn;
+use flagstone_pool::stream::frame::StreamFrame;
 use flagstone_runtime::{Buf, block_on};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -343,5 +344,55 @@ fn detached_volume_admits_no_nbd_client() {
         assert!(matches!(finds(), ExportLookup::Expected), "{:?}", finds());
         drop(detached);
         assert!(matches!(finds(), ExportLookup::Here(_)), "{:?}", finds());
+    });
+}
+
+/// Regression: the order began with no settings, and removed the allowed hosts without a word.
+#[test]
+fn unreadable_settings_are_replaced_only_by_force() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.set(json!({ "allow_hosts": ["nqn.2014-08.org.example:host"] })).await.unwrap();
+        let pool = bed.server.pools.open_pool("fast").unwrap();
+        let properties = [("settings.version".to_owned(), "9".to_owned())].into();
+        pool.set_volume("db", false, properties).await.unwrap();
+        let refused = bed.set(json!({ "read_only": true })).await.unwrap_err();
+        assert!(refused.detail.contains("--force"), "{}", refused.detail);
+        let set = SetVolume {
+            name: "db".to_owned(),
+            thick: None,
+            settings: table(json!({ "read_only": true })),
+            force: true,
+            dry_run: true,
+        };
+        let preview = bed.server.set_volume(set).await.unwrap();
+        assert!(preview.data_loss.unwrap().contains("allowed hosts"));
+    });
+}
+
+/// Regression: the refused stream of another client ended a receive in progress.
+#[test]
+fn refused_stream_does_not_end_a_receive() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.write("db", 1).await;
+        let pool = bed.server.pools.open_pool("fast").unwrap();
+        pool.create_snapshot(&["db"], "a").await.unwrap();
+        bed.write("db", 2).await;
+        pool.create_snapshot(&["db"], "b").await.unwrap();
+        let (first, second) = (bed.stream("db@a").await, bed.stream("db@b").await);
+        let len = |bytes: &[u8]| StreamFrame::decode(bytes).unwrap().unwrap().1;
+        let (begin, rest) = first.split_at(len(&first));
+        let part = |bytes| ReceivePart {
+            name: "copy",
+            pool: Some("fast"),
+            compression: None,
+            bytes,
+            force: false,
+        };
+        assert!(!bed.server.receive_part(part(begin)).await.unwrap().complete);
+        let other = &second[..len(&second)];
+        assert!(bed.server.receive_part(part(other)).await.is_err());
+        assert!(bed.server.receive_part(part(rest)).await.unwrap().complete);
     });
 }

@@ -364,7 +364,16 @@ impl Server {
         found.check(VolumeOrder::Set)?;
         let FoundVolume { pool_name, pool, info, served, .. } = found;
         let before = settings::from_properties(&info.properties);
-        let mut settings = before.clone().unwrap_or_default();
+        let mut settings = match &before {
+            Ok(settings) => settings.clone(),
+            Err(_) if *force => Settings::new(),
+            Err(why) => {
+                return Err(Problem::conflict(format!(
+                    "volume {name}: {why}; --force replaces all its settings, its allowed hosts \
+                     included"
+                )));
+            }
+        };
         settings::check_removed(&settings, change)?;
         settings::merge(&mut settings, change);
         let thick = thick.unwrap_or(info.thick);
@@ -383,6 +392,9 @@ impl Server {
                 format!("volume {name} is taken out of service and served with its new settings")
             }
         });
+        let lost =
+            before.is_err().then(|| "its former settings, allowed hosts included".to_owned());
+        let outcome = outcome.losing(lost);
         if *dry_run {
             return Ok(outcome);
         }
