@@ -435,5 +435,6 @@ fn recreated_base_is_another_stream() {
         let mixed = [first.bytes, second.bytes].concat();
         let refused = receive(&volume, &mixed).await.unwrap_err();
         assert!(matches!(refused, ReceiveError::Foreign), "{refused}");
-    });
+    })
+    .unwrap();
 }
