@@ -122,8 +122,8 @@ fn doctor_mistakes_change_nothing() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
     }
-    fs::create_dir_all(host.path().join("var/lib/flagstone")).expect("a directory");
-    fs::write(host.path().join("var/lib/flagstone/doctor.journal"), "nonsense\n").expect("a file");
+    fs::create_dir_all(host.path().join("var/lib/flagstone-doctor")).expect("a directory");
+    fs::write(host.path().join("var/lib/flagstone-doctor/journal"), "nonsense\n").expect("a file");
     let output = doctor(host.path(), &["--apply"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("line 1"));

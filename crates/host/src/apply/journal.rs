@@ -1,24 +1,31 @@
 //! Change journal: one JSON line per change, on stable storage before the change is made.
 //!
+//! Undo writes what the journal says, so only the user who runs the doctor may write it: its
+//! directory is not the service's, and one that belongs to another user is refused.
+//!
 //! A truncated last line belongs to a change that never started, and is dropped. Any other
 //! malformed line stops apply and undo, because its change is unknown.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{JOURNAL_BYTES_MAX, JOURNAL_ENTRIES_MAX};
 use crate::root::Root;
 
-use super::persist::{SYSCTL_FILE, UDEV_FILE};
+use super::persist::{self, SYSCTL_FILE, UDEV_FILE};
 use super::{ApplyError, is_setting};
 
-pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
+/// Directory of the journal and its lock. The unit gives `/var/lib/flagstone` to the service.
+const DIRECTORY: &str = "/var/lib/flagstone-doctor";
+pub const JOURNAL: &str = "/var/lib/flagstone-doctor/journal";
 /// Lock file. Never replaced, unlike the journal: two programs could lock two journals.
-const LOCK: &str = "/var/lib/flagstone/doctor.lock";
+const LOCK: &str = "/var/lib/flagstone-doctor/lock";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "entry", deny_unknown_fields)]
@@ -32,12 +39,19 @@ pub(super) enum JournalEntry {
 }
 
 impl JournalEntry {
-    fn is_allowed(&self) -> bool {
+    /// Why undo must not follow the entry, or `None`.
+    fn refusal(&self) -> Option<&'static str> {
         match self {
-            JournalEntry::Setting { file, .. } | JournalEntry::Took { file, .. } => {
-                is_setting(file)
+            JournalEntry::Setting { file, .. } | JournalEntry::Took { file, .. }
+                if is_setting(file) =>
+            {
+                None
             }
-            JournalEntry::File { file, .. } => file == UDEV_FILE || file == SYSCTL_FILE,
+            JournalEntry::File { file, before, .. } if file == UDEV_FILE || file == SYSCTL_FILE => {
+                let is_ours = before.as_ref().is_none_or(|before| persist::is_ours(file, before));
+                (!is_ours).then_some("restores lines that the doctor does not write")
+            }
+            _ => Some("names a file that is never changed here"),
         }
     }
 }
@@ -52,10 +66,10 @@ pub(super) struct Journal {
 impl Journal {
     pub(super) fn open(root: &Root) -> Result<Journal, ApplyError> {
         let path = root.locate(JOURNAL);
-        let directory = parent(&path)?;
-        std::fs::create_dir_all(directory)?;
+        let directory = &root.locate(DIRECTORY);
+        make_directory(directory)?;
         let lock = lock(&root.locate(LOCK))?;
-        let mut file = create(&path)?;
+        let mut file = own(create(&path)?, FileType::RegularFile)?;
         let (entries, whole) = read(&file)?;
         file.set_len(whole as u64)?;
         file.seek(SeekFrom::End(0))?;
@@ -65,11 +79,30 @@ impl Journal {
 
     /// The entries, without a lock and without a change of any file.
     pub(super) fn peek(root: &Root) -> Result<Vec<JournalEntry>, ApplyError> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match rustix::fs::open(root.locate(JOURNAL), flags, Mode::empty()) {
-            Ok(file) => Ok(read(&File::from(file))?.0),
-            Err(rustix::io::Errno::NOENT) => Ok(Vec::new()),
-            Err(error) => Err(ApplyError::Journal(error.into())),
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let open = || {
+            own_directory(&root.locate(DIRECTORY))?;
+            own(
+                File::from(rustix::fs::open(root.locate(JOURNAL), flags, Mode::empty())?),
+                FileType::RegularFile,
+            )
+        };
+        match open() {
+            Ok(file) => Ok(read(&file)?.0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(ApplyError::Journal(error)),
+        }
+    }
+
+    /// Whether there is a journal.
+    ///
+    /// # Errors
+    /// This user may not look.
+    pub(super) fn is_there(root: &Root) -> Result<bool, ApplyError> {
+        match std::fs::symlink_metadata(root.locate(JOURNAL)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(ApplyError::Journal(error)),
         }
     }
 
@@ -125,6 +158,38 @@ fn read(mut file: &File) -> Result<(Vec<JournalEntry>, usize), ApplyError> {
     Ok((parse(&bytes[..whole])?, whole))
 }
 
+/// Makes the directory, for this user alone, unless it exists and is this user's.
+fn make_directory(directory: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(parent(directory)?)?;
+    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    own_directory(directory)
+}
+
+fn own_directory(directory: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = File::from(rustix::fs::open(directory, flags, Mode::empty())?);
+    own(file, FileType::Directory).map(drop)
+}
+
+/// `file`, if it is of this type, belongs to this user, and no other user may write it.
+fn own(file: File, of_type: FileType) -> io::Result<File> {
+    let status = rustix::fs::fstat(&file)?;
+    let others = Mode::WGRP | Mode::WOTH;
+    let is_own = status.st_uid == geteuid().as_raw()
+        && !Mode::from_raw_mode(status.st_mode).intersects(others)
+        && FileType::from_raw_mode(status.st_mode) == of_type;
+    match is_own {
+        true => Ok(file),
+        false => Err(io::Error::other(format!(
+            "another user than the caller owns {DIRECTORY} or the journal, or may write there: \
+             examine it, then remove it"
+        ))),
+    }
+}
+
 fn create(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     Ok(File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?))
@@ -151,9 +216,9 @@ fn parse(bytes: &[u8]) -> Result<Vec<JournalEntry>, ApplyError> {
             let corrupt = |why: String| ApplyError::Corrupt { line: index + 1, why };
             let entry: JournalEntry =
                 serde_json::from_slice(line).map_err(|error| corrupt(error.to_string()))?;
-            match entry.is_allowed() {
-                true => Ok(entry),
-                false => Err(corrupt("names a file that is never changed here".to_owned())),
+            match entry.refusal() {
+                None => Ok(entry),
+                Some(why) => Err(corrupt(why.to_owned())),
             }
         })
         .collect()

@@ -3,7 +3,8 @@
 //! Before each change, a journal on stable storage records the file and its value. After a crash at
 //! any point, [`undo`] restores the old values. A repeated or interrupted undo is harmless: it
 //! skips settings that have their old value and settings that another program has changed since.
-//! The journal is untrusted input and can name only the settings that this crate changes.
+//! The journal is untrusted input: it can name only the settings that this crate changes, and
+//! restore only lines that this crate writes.
 
 mod journal;
 mod persist;
@@ -195,7 +196,7 @@ fn change_setting(
 
 /// Undoes all changes in the journal, the last first, and removes the undone entries.
 pub fn undo(root: &Root) -> Result<Vec<ChangeOutcome>, ApplyError> {
-    if !root.exists(JOURNAL) {
+    if !Journal::is_there(root)? {
         return Ok(Vec::new());
     }
     let mut journal = Journal::open(root)?;

@@ -7,7 +7,7 @@ use crate::checks::sysctl_name;
 use crate::root::Root;
 
 use super::journal::{Journal, JournalEntry, parent, replace_file, sync_directory};
-use super::{ApplyError, ChangeOutcome, ChangeResult, current};
+use super::{ApplyError, ChangeOutcome, ChangeResult, current, is_setting};
 
 /// Rules for disks and CPUs.
 pub const UDEV_FILE: &str = "/etc/udev/rules.d/99-flagstone-doctor.rules";
@@ -33,6 +33,40 @@ fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
     let key = format!(r#"ACTION=="add|change", {matches}, ATTR{{{attribute}}}"#);
     let line = format!(r#"{key}="{value}""#);
     Some((UDEV_FILE, key, line))
+}
+
+/// Whether each line of `text` is one that the doctor writes to `file`. A rule of udev can run a
+/// program, so undo restores no other line.
+pub(super) fn is_ours(file: &str, text: &str) -> bool {
+    text.lines().all(|line| line == HEADER.trim_end() || is_our_line(file, line))
+}
+
+fn is_our_line(file: &str, text: &str) -> bool {
+    let parts = match file {
+        SYSCTL_FILE => text
+            .split_once(" = ")
+            .map(|(name, value)| (format!("/proc/sys/{}", name.replace('.', "/")), value)),
+        _ => udev_setting(text),
+    };
+    let Some((setting, value)) = parts else { return false };
+    // No character that ends a value, or that udev replaces.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-. ".contains(&byte);
+    let is_value = !value.is_empty() && value.bytes().all(is_plain);
+    // The line of the setting must be the same text: parts that were not looked at are not in it.
+    is_value
+        && is_setting(&setting)
+        && line(&setting, value).is_some_and(|(of_file, _, line)| of_file == file && line == text)
+}
+
+/// Setting and value of a udev rule. Any CPU's governor has the rule of all CPUs.
+fn udev_setting(text: &str) -> Option<(String, &str)> {
+    let (matches, assignment) = text.rsplit_once("ATTR{")?;
+    let (attribute, value) = assignment.strip_suffix('"')?.split_once("}=\"")?;
+    let setting = match matches.split_once("KERNEL==\"") {
+        Some((_, rest)) => format!("/sys/block/{}/{attribute}", rest.split_once('"')?.0),
+        None => "/sys/devices/system/cpu/cpufreq/policy0/scaling_governor".to_owned(),
+    };
+    Some((setting, value))
 }
 
 /// New content of the files for the `settings` (file and value): of each file its lines, by their
@@ -97,13 +131,19 @@ pub(super) fn preview(
     lines(in_force(root, entries).chain(new)).map(outcome).collect()
 }
 
-/// Text of a file before, if it exists, and with `lines`.
+/// Text of a file before, if it exists, and with `lines`. A text that undo would not restore is an
+/// error.
 fn texts(
     root: &Root,
     file: &str,
     lines: &BTreeMap<String, String>,
 ) -> io::Result<(Option<String>, String)> {
     let before = read(root, file)?;
+    if before.as_ref().is_some_and(|before| !is_ours(file, before)) {
+        return Err(io::Error::other(
+            "it has lines that the doctor did not write: move them to another file",
+        ));
+    }
     let after = merge(before.as_deref().unwrap_or(HEADER), lines);
     Ok((before, after))
 }

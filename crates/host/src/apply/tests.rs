@@ -21,6 +21,11 @@ fn host() -> (tempfile::TempDir, Root) {
     (directory, root)
 }
 
+fn journal_directory(root: &Root) {
+    let directory = root.locate(JOURNAL);
+    fs::create_dir_all(directory.parent().expect("it has one")).expect("a directory");
+}
+
 fn change(file: &str, value: &str) -> SettingChange {
     SettingChange { file: file.to_owned(), before: String::new(), value: value.to_owned() }
 }
@@ -257,7 +262,7 @@ fn failed_change_keeps_undo_and_others_continue() {
 #[test]
 fn hostile_journal_is_refused() {
     let (_directory, root) = host();
-    fs::create_dir_all(root.locate("/var/lib/flagstone")).expect("a directory");
+    journal_directory(&root);
     fs::create_dir_all(root.locate("/etc")).expect("a directory");
     fs::write(root.locate("/etc/passwd"), "x").expect("written");
     for line in [
@@ -266,6 +271,7 @@ fn hostile_journal_is_refused() {
         r#"{"entry":"setting","file":"/sys/block/../queue/scheduler","before":"y","after":"x"}"#,
         r#"{"entry":"file","file":"/etc/passwd","before":null,"after":"x"}"#,
         r#"{"entry":"other"}"#,
+        r#"{"entry":"file","file":"/etc/udev/rules.d/99-flagstone-doctor.rules","before":"RUN+=\"/x\"","after":"x"}"#,
         "nonsense",
     ] {
         fs::write(root.locate(JOURNAL), format!("{line}\n")).expect("written");
@@ -275,6 +281,85 @@ fn hostile_journal_is_refused() {
         assert_eq!(value(&root, BACKLOG), "128");
         assert_eq!(root.read("/etc/passwd").expect("whole"), "x");
     }
+}
+
+/// The service's user could dictate a rule that root runs.
+#[test]
+fn undo_restores_only_lines_of_the_doctor() {
+    let (_directory, root) = host();
+    let rule = |disk: &str, value: &str| {
+        let matches = r#"SUBSYSTEM=="block", ENV{DEVTYPE}=="disk""#;
+        let attribute = "ATTR{queue/scheduler}";
+        format!(r#"ACTION=="add|change", {matches}, KERNEL=="{disk}", {attribute}="{value}""#)
+    };
+    let cpu = r#"ACTION=="add|change", SUBSYSTEM=="cpu", ATTR{cpufreq/scaling_governor}="x""#;
+    for ours in [rule("sda", "none"), cpu.to_owned(), String::new()] {
+        assert!(persist::is_ours(UDEV_FILE, &ours), "{ours}");
+        assert!(ours.is_empty() || !persist::is_ours(SYSCTL_FILE, &ours), "{ours}");
+    }
+    assert!(persist::is_ours(SYSCTL_FILE, "net.ipv4.tcp_rmem = 4096 1 2\n"));
+    let foreign = [
+        r#"RUN+="/x""#.to_owned(),
+        rule("sda", r#"none", RUN+="/x"#),
+        rule("sda", "$env{X}"),
+        rule(r#"sda", RUN+="/x"#, "none"),
+        rule("sd*", "none"),
+        rule("sda", "none") + r#", RUN+="/x""#,
+        rule("sda", "none").replace("queue/scheduler", "../x"),
+        cpu.replace("ATTR", r#"RUN+="/x", ATTR"#),
+    ];
+    for foreign in &foreign {
+        assert!(!persist::is_ours(UDEV_FILE, foreign), "{foreign}");
+    }
+    for foreign in ["kernel.core_pattern = x", "net.core.a = |/x", "net.core.a = 1\nvm.x = 1"] {
+        assert!(!persist::is_ours(SYSCTL_FILE, foreign), "{foreign}");
+    }
+    // Nor is a file replaced that undo would not restore.
+    let path = root.locate(SYSCTL_FILE);
+    fs::create_dir_all(path.parent().expect("it has one")).expect("a directory");
+    fs::write(&path, "vm.swappiness = 1\n").expect("written");
+    let outcomes = apply(&root, &changes()[1..], true).expect("it can");
+    assert!(outcomes[1].is_failure(), "{outcomes:?}");
+    assert_eq!(fs::read_to_string(&path).expect("left"), "vm.swappiness = 1\n");
+}
+
+#[test]
+fn journal_of_another_user_is_refused() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+
+    let (base, root) = host();
+    apply(&root, &changes(), false).expect("it can");
+    let journal = root.locate(JOURNAL);
+    let directory = journal.parent().expect("it has one");
+    assert_eq!(fs::metadata(directory).expect("made").mode() & 0o777, 0o700);
+    let refused = || {
+        let error = undo(&root).expect_err("it is not the caller's");
+        assert!(matches!(error, ApplyError::Journal(_)), "{error}");
+        assert!(Journal::peek(&root).is_err());
+        assert_eq!(value(&root, BACKLOG), "1024");
+    };
+    let allow = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("changed");
+    };
+    allow(&journal, 0o666);
+    refused();
+    allow(&journal, 0o600);
+    allow(directory, 0o777);
+    refused();
+    allow(directory, 0o700);
+    let moved = base.path().join("elsewhere");
+    fs::rename(directory, &moved).expect("moved");
+    symlink(&moved, directory).expect("linked");
+    refused();
+    fs::remove_file(directory).expect("removed");
+    fs::rename(&moved, directory).expect("moved back");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(directory, Some(65534), None).expect("changed");
+        refused();
+        std::os::unix::fs::chown(directory, Some(0), None).expect("changed");
+    }
+    undo(&root).expect("it can");
+    assert_eq!(value(&root, BACKLOG), "128");
 }
 
 #[test]
@@ -290,7 +375,7 @@ proptest! {
     #[test]
     fn arbitrary_journal_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let (_directory, root) = host();
-        fs::create_dir_all(root.locate("/var/lib/flagstone")).expect("a directory");
+        journal_directory(&root);
         fs::write(root.locate(JOURNAL), bytes).expect("written");
         let _ = undo(&root);
         prop_assert_eq!(value(&root, BACKLOG), "128");
