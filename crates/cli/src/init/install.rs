@@ -15,6 +15,7 @@ use flagstone_host::root::Root;
 use zeroize::Zeroizing;
 
 use super::files::{NewFile, Owner, exists, make_directory, write_all};
+use super::refuse_repeated;
 use super::setup::Setup;
 use crate::exit::{Exit, Failure};
 
@@ -54,6 +55,7 @@ pub(crate) fn install(
     refuse_others(&root, &own)?;
     let service = service_owner(&root)?;
     let files = plan(setup, config, installation, &own, service)?;
+    refuse_repeated(&files)?;
     if !installation.force {
         refuse_existing(&files)?;
     }

@@ -19,7 +19,9 @@ use flagstone_config::starter::{
 };
 use flagstone_config::{Arguments, Config};
 use flagstone_host::root::Root;
+use zeroize::Zeroizing;
 
+use self::files::{NewFile, repeated, write_all};
 use self::install::{Installation, install};
 use self::setup::{Setup, SetupKeys};
 use crate::args::InitArgs;
@@ -54,16 +56,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
     }
     let files = [(&args.file, Some(&text)), (&args.peer_file, peer.as_ref())];
     let files = files.into_iter().filter_map(|(file, text)| Some((file.as_ref()?, text?)));
-    let files: Vec<_> = files.collect();
-    for (file, _) in &files {
-        consent(file, args.force)?;
-    }
-    let mut out = String::new();
-    for (file, text) in &files {
-        replace(file, text)
-            .map_err(|error| Failure::failed(format!("{}: {error}", file.display())))?;
-        out += &format!("# {} is written\n", file.display());
-    }
+    let mut out = write(files.map(|(file, text)| configuration(file, text)).collect(), args.force)?;
     if args.file.is_none() {
         out += &text;
     }
@@ -218,12 +211,28 @@ fn consent(file: &Path, force: bool) -> Result<(), Failure> {
     }
 }
 
-/// Writes a file durably. A crash leaves the old one or the new one.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let new = path.with_added_extension("new");
-    fs::write(&new, text)?;
-    fs::OpenOptions::new().write(true).open(&new)?.sync_all()?;
-    fs::rename(new, path)
+fn configuration(path: &Path, text: &str) -> NewFile {
+    let text = Zeroizing::new(text.to_owned());
+    NewFile { path: path.to_owned(), text, mode: 0o644, owner: None, what: "the configuration" }
+}
+
+/// Writes all files or none, with consent, and returns a line for each.
+fn write(files: Vec<NewFile>, force: bool) -> Result<String, Failure> {
+    refuse_repeated(&files)?;
+    for file in &files {
+        consent(&file.path, force)?;
+    }
+    write_all(&files).map_err(|(path, error)| {
+        Failure::failed(format!("cannot write {}: {error}", path.display()))
+    })?;
+    Ok(files.iter().map(|file| format!("# {} is written\n", file.path.display())).collect())
+}
+
+/// One file would replace the other.
+fn refuse_repeated(files: &[NewFile]) -> Result<(), Failure> {
+    let Some(path) = repeated(files) else { return Ok(()) };
+    let path = path.display();
+    Err(Failure::usage(format!("{path} is named for two files: give the peer's another name")))
 }
 
 fn starter(args: &InitArgs) -> Result<Starter, Failure> {
@@ -328,6 +337,25 @@ fn ask(question: &str) -> Result<String, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The first of two files was written before the second failed, and `FILE.new` was destroyed.
+    #[test]
+    fn both_files_of_a_pair_are_written_or_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let pair = |peer: &str| {
+            write([at("a"), at(peer)].map(|path| configuration(&path, "text")).into(), false)
+        };
+        for (peer, exit) in [("a", Exit::Usage), ("./a", Exit::Usage), ("no/p", Exit::Failed)] {
+            let Failure(found, said) = pair(peer).unwrap_err();
+            assert_eq!(found, exit, "{said}");
+            assert!(!at("a").exists(), "{said}");
+        }
+        fs::write(at("a.new"), "mine").unwrap();
+        pair("b").unwrap();
+        assert_eq!(fs::read_to_string(at("a.new")).unwrap(), "mine");
+        assert!(at("a").exists() && at("b").exists());
+    }
 
     #[test]
     fn missing_device_is_warned_of() {
