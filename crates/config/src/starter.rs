@@ -4,9 +4,10 @@
 //! [`Config::check_text`](crate::Config::check_text) of the text reports what is wrong with them.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use crate::device_spec::NVME_TCP_PORT;
-use crate::uri::{HostPort, parse_authority};
+use crate::uri::{AuthorityError, HostPort, UriHost, parse_authority};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Starter {
@@ -52,7 +53,19 @@ pub struct StarterNode {
 }
 
 impl StarterNode {
-    /// Host name or IP address, without the port.
+    /// # Errors
+    /// The address cannot be read.
+    pub fn check(&self) -> Result<(), AuthorityError> {
+        parse_authority(&self.address, NVME_TCP_PORT).map(drop)
+    }
+
+    /// Host name or IP address as ssh and nvme take it: without the port, IPv6 without brackets.
+    pub fn bare_host(&self) -> String {
+        let host = self.host();
+        host.trim_matches(['[', ']']).to_owned()
+    }
+
+    /// Host name or IP address, without the port; IPv6 in brackets.
     pub fn host(&self) -> String {
         let parsed = parse_authority(&self.address, NVME_TCP_PORT);
         parsed.map_or_else(|_| self.address.clone(), |address| address.host.to_string())
@@ -69,16 +82,18 @@ impl StarterNode {
         parsed.is_ok_and(|address| address.host.is_loopback())
     }
 
-    /// All addresses of the node, with the port at which the other node reaches it. A node of a
-    /// pair on one machine listens only there.
+    /// All addresses of the node of the family of its own, with the port at which the other node
+    /// reaches it. A node of a pair on one machine listens only there.
     pub fn listen(&self) -> String {
-        match parse_authority(&self.address, NVME_TCP_PORT) {
-            Ok(HostPort { port, .. }) => match self.is_local() {
-                true => format!("127.0.0.1:{port}"),
-                false => format!("0.0.0.0:{port}"),
-            },
-            Err(_) => format!("0.0.0.0:{NVME_TCP_PORT}"),
-        }
+        let parsed = parse_authority(&self.address, NVME_TCP_PORT);
+        let is_ipv6 = matches!(&parsed, Ok(HostPort { host: UriHost::Ip(IpAddr::V6(_)), .. }));
+        let all = match (is_ipv6, self.is_local()) {
+            (true, true) => "[::1]",
+            (true, false) => "[::]",
+            (false, true) => "127.0.0.1",
+            (false, false) => "0.0.0.0",
+        };
+        format!("{all}:{}", self.port())
     }
 }
 
@@ -337,8 +352,12 @@ mod tests {
         let starter = Starter { pair: Some(pair), listen, ..starter() };
         let files = [checked(&starter.text()), checked(&starter.peer_text().unwrap())];
         let listens = files.each_ref().map(|config| config.server.listen[0].spec.to_string());
-        assert_eq!(listens, ["nvme-tcp://0.0.0.0:4500", "nvme-tcp://0.0.0.0:4600"]);
+        assert_eq!(listens, ["nvme-tcp://0.0.0.0:4500", "nvme-tcp://[::]:4600"]);
         assert_eq!(files[0].peers[0].address.to_string(), "[fd00::2]:4600");
+        assert_eq!(node("a", "[::1]:4600").listen(), "[::1]:4600");
+        let bare = node("b", "[fd00::2]:4600");
+        assert_eq!((bare.bare_host(), bare.host()), ("fd00::2".into(), "[fd00::2]".into()));
+        assert!(bare.check().is_ok() && node("b", "fd00::2").check().is_err());
     }
 
     #[test]
