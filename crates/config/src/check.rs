@@ -19,8 +19,8 @@ use super::model::{
     Provisioned, ServerSettings, Subsystem, Volume,
 };
 use super::reader::suggestion;
-use crate::api_spec::ApiSpec;
-use crate::device_spec::DeviceSpec;
+use crate::api_spec::{ApiSpec, default_sockets};
+use crate::device_spec::{DeviceSpec, normalized};
 use crate::limits::MAX_SUGGESTED_NAMES;
 use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::Uuid;
@@ -200,7 +200,8 @@ fn check_control(server: &RawServer, listen: &[Located<ConfiguredListener>], rep
     if let Some(Located { value: Some(address), place }) = &server.metrics
         && let Some(first) = taken(&ListenSpec::NbdTcp((*address).into()))
     {
-        let help = "give the metrics a port of their own, such as 9469, or write \"none\"";
+        let help =
+            "give the metrics a port of their own, such as 127.0.0.1:9469, or write \"none\"";
         let related = ("that is at", &first.place);
         report.error_with(place, format!("volumes are served on {address}"), help, related);
     }
@@ -216,6 +217,14 @@ fn check_control(server: &RawServer, listen: &[Located<ConfiguredListener>], rep
             let help = "give the API a port of its own, such as 9468";
             let message = format!("{address} has another use");
             report.error_with(place, message, help, ("that is at", first));
+        }
+    }
+    if matches!(server.api, None | Some(Located { value: ApiSpec::Default, .. })) {
+        for path in default_sockets() {
+            let Some(first) = taken(&ListenSpec::NbdUnix(path.clone())) else { continue };
+            let message = format!("{} is a default socket of the API", path.display());
+            let help = "serve the volumes on another socket, or write api = \"/PATH\" or \"none\"";
+            report.error(&first.place, message, help);
         }
     }
     if let Some(Located { value: ApiSpec::Socket(path), place }) = &server.api
@@ -325,7 +334,10 @@ fn check_devices(volumes: &[RawVolume], report: &Report) {
             if matches!(device.value, DeviceSpec::Memory { .. } | DeviceSpec::Null { .. }) {
                 continue;
             }
-            let name = device.value.to_string();
+            let name = match &device.value {
+                DeviceSpec::Path(path) => normalized(path).display().to_string(),
+                other => other.to_string(),
+            };
             match seen.get(&name) {
                 Some((_, first_read_only)) if *first_read_only && volume.read_only => {}
                 Some((first, _)) => {

@@ -20,7 +20,7 @@
 //! [`DeviceSpec`] prints in the same grammar, and the output parses to the same device.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 use crate::limits::{
@@ -637,6 +637,11 @@ fn fmt_nbds(
     options.extend(tls.server_name.iter().map(|name| format!("tls-hostname={}", encoded(name))));
     let query = if options.is_empty() { "" } else { "?" };
     write!(f, "nbds://{user}{address}/{}{query}{}", encoded(export), options.join("&"))
+}
+
+/// The path without `.` and repeated slashes. The file system is not asked: links and `..` stay.
+pub(crate) fn normalized(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
 #[cfg(test)]

@@ -263,3 +263,25 @@ proptest! {
         }
     }
 }
+
+/// The check compared the texts of paths, and the server refused what it had accepted.
+#[test]
+fn one_path_in_two_spellings_is_used_twice() {
+    let refused = |text: &str| crate::Config::parse("f", text).err().map(|error| error.to_string());
+    let volumes = |a: &str, b: &str| {
+        refused(&format!("[volume.a]\ndevice = \"{a}\"\n[volume.b]\ndevice = \"{b}\"\n"))
+    };
+    for (a, b) in [("disk.img", "./disk.img"), ("/dev/sdb", "/dev//sdb"), ("/a/b", "/a/./b")] {
+        assert!(volumes(a, b).is_some_and(|said| said.contains("is used twice")), "{a} {b}");
+    }
+    assert_eq!(volumes("/a/b", "/a/../b"), None);
+    let listen = |key: &str, path: &str| {
+        refused(&format!(
+            "[server]\nlisten = [\"nbd+unix://{path}\"]\n{key}\n[volume.a]\ndevice = \"/d\"\n"
+        ))
+    };
+    let said = listen("", "/run/flagstone/./flagstone.sock").expect("it is the API's");
+    assert!(said.contains("default socket of the API"), "{said}");
+    assert_eq!(listen("api = \"none\"", "/run/flagstone/flagstone.sock"), None);
+    assert!(listen("api = \"/run/a.sock\"", "/run//a.sock").is_some());
+}

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::device_spec::{NBD_PORT, NVME_TCP_PORT, is_socket_path};
+use crate::device_spec::{NBD_PORT, NVME_TCP_PORT, is_socket_path, normalized};
 use crate::limits::MAX_SOCKET_PATH_BYTES;
 use crate::uri::{AuthorityError, encoded, parse_authority, percent_decode, split_scheme};
 
@@ -133,7 +133,10 @@ impl ListenSpec {
                         && (a.ip().is_unspecified() || b.ip().is_unspecified());
                 a.port() != 0 && a.port() == b.port() && same_ip
             }
-            (None, None) => self == other,
+            (None, None) => match (self.socket_path(), other.socket_path()) {
+                (Some(a), Some(b)) => normalized(a) == normalized(b),
+                _ => self == other,
+            },
             _ => false,
         }
     }
