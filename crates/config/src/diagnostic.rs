@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 use flagstone_units::display::counted;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::limits::{
     MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_PLACES, MAX_SHOWN_VALUE_CHARS, MAX_SIMILAR,
@@ -286,10 +286,15 @@ pub struct Diagnostic {
     pub count: usize,
     /// The first few other places, such as `flagstone.toml:7:1`.
     pub also_at: Vec<String>,
-    #[serde(skip)]
+    /// File or command-line option; null for neither.
+    #[serde(rename = "file", serialize_with = "text_or_null")]
     origin: String,
     #[serde(skip)]
     excerpt: Excerpt,
+}
+
+fn text_or_null<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    Some(text).filter(|text| !text.is_empty()).serialize(serializer)
 }
 
 impl Diagnostic {
@@ -342,6 +347,16 @@ impl Diagnostics {
         let report = Report::default();
         report.error(&SourceLocation::Whole, message, help);
         report.into_diagnostics(Some(ConfigText::file(name, ""))).expect("a mistake was reported")
+    }
+
+    /// Mistakes in the files of a directory, before those in the configuration that the rest makes.
+    pub(crate) fn join(name: &str, files: Vec<Diagnostics>, rest: Option<Diagnostics>) -> Self {
+        let mut all = Diagnostics { source: printable(name), items: Vec::new(), mistakes: 0 };
+        for part in files.into_iter().chain(rest) {
+            all.mistakes += part.mistakes;
+            all.items.extend(part.items);
+        }
+        all
     }
 
     /// The mistakes and warnings, in the order of the file; each once, however many places it has.

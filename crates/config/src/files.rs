@@ -8,36 +8,46 @@ use std::path::{Path, PathBuf};
 use crate::Diagnostics;
 use crate::limits::{MAX_FILE_BYTES, MAX_FILES};
 
-/// Text of the file or directory `path`. For a directory also the first byte and the name of each
-/// of its files `*.toml`, in the order of their names.
-pub(crate) fn read_texts(
-    path: &Path,
-    name: &str,
-) -> Result<(String, Vec<(usize, String)>), Diagnostics> {
+/// Text of a file or directory.
+#[derive(Debug, Default)]
+pub(crate) struct ConfigTexts {
+    pub(crate) text: String,
+    /// For a directory: first byte and name of each of its files `*.toml`, in the order of their
+    /// names.
+    pub(crate) files: Vec<(usize, String)>,
+    /// Mistakes of files whose other tables are in the text.
+    pub(crate) mistakes: Vec<Diagnostics>,
+}
+
+pub(crate) fn read_texts(path: &Path, name: &str) -> Result<ConfigTexts, Diagnostics> {
+    let mut all = ConfigTexts::default();
     if !path.is_dir() {
-        return Ok((read_text(path, name)?, Vec::new()));
+        all.text = read_text(path, name)?;
+        return Ok(all);
     }
     let found = list(path).map_err(|error| {
         let message = format!("cannot read the directory: {error}");
         let help = format!("give a directory with at most {MAX_FILES} files *.toml");
         Diagnostics::unreadable(name, message, &help)
     })?;
-    let (mut text, mut files) = (String::new(), Vec::new());
     for path in &found {
         let file = path.display().to_string();
         let part = read_text(path, &file)?;
+        // TOML allows a byte order mark only at the beginning of the whole text.
+        let mut part = part.strip_prefix('\u{feff}').unwrap_or(&part).to_owned();
         // A key above the first table would belong to the last table of the file before.
         let is_blank = |line: &&str| line.is_empty() || line.starts_with('#');
         let first = part.lines().map(str::trim).find(|line| !is_blank(line));
         if first.is_some_and(|line| !line.starts_with('[')) {
             let message = "the file does not begin with a table".to_owned();
             let help = "begin each file of a directory with a table, such as [volume.NAME]";
-            return Err(Diagnostics::unreadable(&file, message, help));
+            all.mistakes.push(Diagnostics::unreadable(&file, message, help));
+            part = from_first_table(&part);
         }
-        files.push((text.len(), file));
-        text += &part;
-        text.push('\n');
-        if text.len() as u64 > MAX_FILE_BYTES {
+        all.files.push((all.text.len(), file));
+        all.text += &part;
+        all.text.push('\n');
+        if all.text.len() as u64 > MAX_FILE_BYTES {
             let message = "the configuration is larger than 1 MiB".to_owned();
             return Err(Diagnostics::unreadable(
                 name,
@@ -46,7 +56,15 @@ pub(crate) fn read_texts(
             ));
         }
     }
-    Ok((text, files))
+    Ok(all)
+}
+
+/// The text with empty lines in place of those above the first table.
+fn from_first_table(text: &str) -> String {
+    let is_above = |line: &&str| !line.trim_start().starts_with('[');
+    let above = text.lines().take_while(is_above).count();
+    "\n".repeat(above)
+        + &text.lines().skip(above).map(|line| line.to_owned() + "\n").collect::<String>()
 }
 
 fn list(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -88,4 +106,35 @@ pub(crate) fn read_text(path: &Path, name: &str) -> Result<String, Diagnostics> 
         let message = format!("line {line} is not UTF-8 text");
         Diagnostics::unreadable(name, message, "save the file as UTF-8")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Arguments, Config};
+
+    /// One file ended the check, and the JSON did not name the file of a mistake.
+    #[test]
+    #[expect(clippy::disallowed_methods)]
+    fn mistakes_of_all_files_are_found_with_their_files() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("a.toml", "device = \"/a\"\n[volume.a]\ndevice = \"/a\"\nwrong = 1\n"),
+            ("b.toml", "\u{feff}[volume.b]\ndevice = \"/b\"\nbad = 1\n"),
+            ("c.toml", "\u{feff}# only\n[volume.c]\ndevice = \"/c\"\n"),
+        ] {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        }
+        let mistakes = Config::check(directory.path(), &Arguments::default()).unwrap_err();
+        let found: Vec<_> = mistakes
+            .items()
+            .iter()
+            .map(|item| {
+                let json = serde_json::to_value(item).unwrap();
+                let file = json["file"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+                (file, item.line)
+            })
+            .collect();
+        let expected = [("a.toml", None), ("a.toml", Some(4)), ("b.toml", Some(3))];
+        assert_eq!(found, expected.map(|(file, line)| (file.to_owned(), line)), "{mistakes}");
+    }
 }

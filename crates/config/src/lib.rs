@@ -56,6 +56,7 @@ pub use run_time::pool_volume_keys;
 
 use check::RawConfig;
 use diagnostic::{ConfigText, Report, SourceLocation};
+use files::ConfigTexts;
 
 /// A valid configuration, and what is suspicious about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,8 +112,13 @@ impl Config {
     /// As [`Config::read`], with warnings.
     pub fn check(path: &Path, arguments: &Arguments) -> Result<Checked, Diagnostics> {
         let name = path.display().to_string();
-        let (text, files) = files::read_texts(path, &name)?;
-        check_source(ConfigText { name: &name, text: &text, files: &files }, arguments)
+        let ConfigTexts { text, files, mistakes } = files::read_texts(path, &name)?;
+        let checked =
+            check_source(ConfigText { name: &name, text: &text, files: &files }, arguments);
+        match mistakes.is_empty() {
+            true => checked,
+            false => Err(Diagnostics::join(&name, mistakes, checked.err())),
+        }
     }
 }
 

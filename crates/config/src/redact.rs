@@ -33,7 +33,11 @@ pub fn configuration(path: &Path) -> Result<String, String> {
     let unreadable = |error: Diagnostics| {
         error.items().first().map_or(String::new(), |item| item.message.clone())
     };
-    let (text, _) = files::read_texts(path, &path.display().to_string()).map_err(unreadable)?;
+    let mut read = files::read_texts(path, &path.display().to_string()).map_err(unreadable)?;
+    if let Some(mistake) = read.mistakes.pop() {
+        return Err(unreadable(mistake));
+    }
+    let text = read.text;
     // The parser's message could repeat the text.
     let document = toml_edit::Document::parse(text.as_str()).map_err(|_| "it is not TOML")?;
     let mut out = String::new();
