@@ -15,9 +15,10 @@ use flagstone_host::root::Root;
 use zeroize::Zeroizing;
 
 use super::files::{NewFile, Owner, exists, make_directory, write_all};
-use super::refuse_repeated;
 use super::setup::Setup;
+use super::{missing_device, refuse_repeated};
 use crate::exit::{Exit, Failure};
+use crate::output::complain;
 
 /// Directory of the package's unit, whose files are served by the service.
 const CONFIGURATIONS: &str = "/etc/flagstone/conf.d";
@@ -55,6 +56,7 @@ pub(crate) fn install(
     refuse_others(&root, &own)?;
     let service = service_owner(&root)?;
     let files = plan(setup, config, installation, &own, service)?;
+    refuse_missing(&root, installation.root, config)?;
     refuse_repeated(&files)?;
     if !installation.force {
         refuse_existing(&files)?;
@@ -163,6 +165,20 @@ fn foreign_files(root: &Root, config: &Config, service: Owner) -> String {
         }
     }
     lines
+}
+
+/// The unit could not start without a device. A system that is prepared elsewhere may get it later.
+fn refuse_missing(root: &Root, base: &Path, config: &Config) -> Result<(), Failure> {
+    for device in config.volumes.iter().flat_map(|volume| volume.backing.devices()) {
+        match missing_device(base, &device.to_string()) {
+            Some(missing) if root.is_this_host() => {
+                return Err(Failure::usage(missing + " (nothing was written)"));
+            }
+            Some(missing) => complain(&format!("warning: {missing}\n")),
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 fn refuse_existing(files: &[NewFile]) -> Result<(), Failure> {
@@ -346,6 +362,21 @@ mod tests {
             let shown = install(&setup, &config, &dry).unwrap();
             assert!(shown.contains(said), "{shown}");
         }
+    }
+
+    /// The unit failed to start, after the files were written.
+    #[test]
+    fn missing_disk_is_refused_on_this_host() {
+        let system = system();
+        let missing = system.path().join("sdx");
+        let config = Config::parse("setup", &setup(missing.to_str().unwrap()).configuration);
+        let config = config.unwrap();
+        let check = |base: &Path| refuse_missing(&Root::new(base), base, &config);
+        let Failure(exit, said) = check(Path::new("/")).unwrap_err();
+        assert!(exit == Exit::Usage && said.contains("sdx does not exist"), "{said}");
+        check(system.path()).unwrap();
+        fs::write(&missing, "").unwrap();
+        check(Path::new("/")).unwrap();
     }
 
     #[test]

@@ -73,8 +73,8 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
             }
         }
     }
-    if let Some(warning) = missing_device(Path::new("/"), &starter.device) {
-        complain(&warning);
+    if let Some(missing) = missing_device(Path::new("/"), &starter.device) {
+        complain(&format!("warning: {missing}\n"));
     }
     let next = next_commands(&starter, args);
     match args.file {
@@ -117,9 +117,6 @@ fn install_pair(
     let peer = peer.as_ref().map(|peer| (peer_file.as_path(), peer));
     let setup = Setup::new(text, keys);
     let mut out = install(&setup, config, &Installation { root, force, dry_run, peer })?;
-    if let Some(warning) = missing_device(root, &starter.device) {
-        complain(&warning);
-    }
     if let Some(pair) = &starter.pair {
         out += &pair_commands(starter, pair, &peer_file);
     }
@@ -131,15 +128,20 @@ fn pair_commands(starter: &Starter, pair: &StarterPair, peer_file: &Path) -> Str
     let (volume, node, peer) = (&starter.volume, &pair.node, &pair.peer);
     let peer_file = peer_file.display();
     let mut lines = vec![
-        format!("{}# ssh root@{} flagstone init --from - <{peer_file}", node.name, peer.host()),
+        format!(
+            "{}# ssh root@{} flagstone init --from - <{peer_file}",
+            node.name,
+            peer.bare_host()
+        ),
         format!("{}# flagstone mirror create {volume} --source", node.name),
         format!("{}# flagstone mirror create {volume} --target --watch", peer.name),
         "host# modprobe nvme-tcp".to_owned(),
     ];
-    let attach = format!("host# nvme connect-all -t tcp -a {} -s {}", node.host(), node.port());
+    let attach =
+        format!("host# nvme connect-all -t tcp -a {} -s {}", node.bare_host(), node.port());
     let secret = match starter.access {
         StarterAccess::Keys { .. } => {
-            format!(" --dhchap-secret \"$(ssh root@{} cat {HOST_KEY})\"", node.host())
+            format!(" --dhchap-secret \"$(ssh root@{} cat {HOST_KEY})\"", node.bare_host())
         }
         StarterAccess::Local | StarterAccess::Insecure => String::new(),
     };
@@ -147,16 +149,13 @@ fn pair_commands(starter: &Starter, pair: &StarterPair, peer_file: &Path) -> Str
     format!("next ({}'s device is overwritten):\n  {}\n", peer.name, lines.join("\n  "))
 }
 
-/// A warning if the device is a path that is not in the system at `root`. A configuration may be
+/// A message if the device is a path that is not in the system at `root`. A configuration may be
 /// for another machine.
 fn missing_device(root: &Path, device: &str) -> Option<String> {
     let Ok(DeviceSpec::Path(path)) = device.parse() else { return None };
     let is_missing = !Root::new(root).locate(&path.to_string_lossy()).exists();
     is_missing.then(|| {
-        format!(
-            "warning: {device} does not exist on this machine: create it there before the server \
-             starts\n"
-        )
+        format!("{device} does not exist on this machine: create it there before the server starts")
     })
 }
 
@@ -300,7 +299,9 @@ fn named(text: &str, option: &str) -> Result<StarterNode, Failure> {
     let (name, address) = found.ok_or_else(|| {
         Failure::usage(format!("{option}: write NAME=ADDRESS, such as node-b=10.0.0.2"))
     })?;
-    Ok(StarterNode { name: name.to_owned(), address: address.to_owned() })
+    let node = StarterNode { name: name.to_owned(), address: address.to_owned() };
+    node.check().map_err(|error| Failure::usage(format!("{option}: {address}: {error}")))?;
+    Ok(node)
 }
 
 fn limit(args: &InitArgs) -> Option<StarterLimit> {
@@ -355,6 +356,30 @@ mod tests {
         pair("b").unwrap();
         assert_eq!(fs::read_to_string(at("a.new")).unwrap(), "mine");
         assert!(at("a").exists() && at("b").exists());
+    }
+
+    #[test]
+    fn commands_of_a_pair_with_ipv6_can_be_run() {
+        let node = |text: &str| named(text, "--node").unwrap();
+        let pair = StarterPair {
+            node: node("a=[fd00::1]"),
+            peer: node("b=[fd00::2]"),
+            peer_device: "/dev/sdb".to_owned(),
+        };
+        let starter = Starter {
+            volume: "db".to_owned(),
+            device: "/dev/sdb".to_owned(),
+            listen: pair.node.listen(),
+            access: StarterAccess::Keys { host_nqn: "nqn".to_owned() },
+            pair: Some(pair.clone()),
+            limit: None,
+        };
+        let shown = pair_commands(&starter, &pair, Path::new("b.setup"));
+        assert!(shown.contains("ssh root@fd00::2 ") && shown.contains("-a fd00::1 "), "{shown}");
+        assert!(shown.contains("ssh root@fd00::1 cat"), "{shown}");
+        assert!(key_commands(&starter).concat().contains("root@[fd00::2]:/"));
+        let Failure(_, said) = named("b=fd00::2", "--peer").unwrap_err();
+        assert!(said.contains("--peer") && said.contains("brackets"), "{said}");
     }
 
     #[test]
