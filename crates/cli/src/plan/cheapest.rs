@@ -20,10 +20,11 @@ use flagstone_units::columns::{Left, Right, folded, lines};
 
 pub(super) fn run(args: &CheapestArgs) -> Result<Exit, Failure> {
     let (catalog, answer) = answer(args)?;
-    if args.catalog.json {
-        return Ok(json(&catalog, BTreeMap::from([("answer", &answer)])));
-    }
     let exit = if answer.found.is_empty() { Exit::Failed } else { Exit::Success };
+    if args.catalog.json {
+        let printed = json(&catalog, BTreeMap::from([("answer", &answer)]));
+        return Ok(if printed == Exit::Success { exit } else { printed });
+    }
     Ok(print(&text(&catalog, &answer, Paint::stdout()), exit))
 }
 

@@ -105,6 +105,7 @@ fn cheapest_json_and_errors() {
     let output = run("plan cheapest --read-iops 900000000");
     assert_eq!(code(&output), Some(1));
     assert!(text(&output.stdout).contains("nothing in the catalog is sufficient"));
+    assert_eq!(code(&run("plan cheapest --read-iops 900000000 --json")), Some(1));
 }
 
 /// Regression test: rows of up to 184 characters.
