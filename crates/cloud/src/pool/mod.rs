@@ -171,16 +171,22 @@ struct Limits<'c, 'a> {
 }
 
 impl Limits<'_, '_> {
-    /// Highest rate of hosts' I/Os at this cost of each, and the limit that binds.
-    fn most(&self, cost: &DeviceCost, soft: &[Cap<'_>]) -> Option<(f64, LimitKind, Dimension)> {
+    /// Highest rate of hosts' I/Os at this cost of each, and the limit that binds. Each waits for
+    /// this number of I/Os of the disk, one after the other.
+    fn most(
+        &self,
+        cost: &DeviceCost,
+        waits: f64,
+        soft: &[Cap<'_>],
+    ) -> Option<(f64, LimitKind, Dimension)> {
         let units = &self.catalog.units;
         let mix = WorkloadMix::of_reads(0.0, 4096, units, self.placement.sharing());
         let counts = WorkloadMix { read: cost.read_ios, write: cost.write_ios, ..mix };
         let bytes =
             WorkloadMix { read: cost.read_bytes / 4096.0, write: cost.write_bytes / 4096.0, ..mix };
         let one_io = WorkloadMix {
-            read: f64::from(u8::from(cost.write_ios == 0.0)),
-            write: f64::from(u8::from(cost.write_ios > 0.0)),
+            read: if cost.write_ios == 0.0 { waits } else { 0.0 },
+            write: if cost.write_ios > 0.0 { waits } else { 0.0 },
             ..mix
         };
         let under = |cap: &Cap<'_>| match cap.dimension {
@@ -218,10 +224,18 @@ impl Catalog {
             hard: placement.hard_caps(&demand, LARGE_BYTES),
         };
         let pool_bytes = demand.size * self.units.size_bytes as f64 * f64::from(demand.disks);
-        let rate = |cost: DeviceCost, read_percent: u8, raw: &Rates| {
+        if let Some(set) = question.working_set_bytes.filter(|set| *set as f64 > pool_bytes) {
+            let found = format!("a working set of {}", flagstone_units::format_size(set));
+            let accepted = format!(
+                "the disk has {}: write at most that",
+                flagstone_units::format_size(pool_bytes as u64)
+            );
+            return Err(PlanError::input(found, accepted));
+        }
+        let rate = |cost: DeviceCost, waits: f64, read_percent: u8, raw: &Rates| {
             let workload = question.workload(read_percent);
             let soft = placement.soft_caps(&workload, QueueFigure::Low);
-            let most = limits.most(&cost, &soft);
+            let most = limits.most(&cost, waits, &soft);
             let (iops, binding, dimension) = most.ok_or_else(|| placement.not_known())?;
             let rates = Rates::of_blocks(question.block_bytes, iops);
             Ok(PoolRate { ratio: iops / raw.iops, rates, binding, dimension, per_io: cost })
@@ -229,13 +243,14 @@ impl Catalog {
         let mut rows = Vec::new();
         for fullness_percent in &question.fullness_percent {
             let load = question.load(*fullness_percent, pool_bytes);
-            let writes = rate(load.of_write(), 0, &raw.total)?;
+            let writes = rate(load.of_write(), 1.0, 0, &raw.total)?;
             let wanted = writes.rates.iops;
             rows.push(PoolRow {
                 fullness_percent: *fullness_percent,
                 write_amplification: write_amplification(load.fullness),
                 map_miss_share: load.miss_share(),
-                reads: rate(load.of_read(), 100, &raw_reads.total)?,
+                // A read waits for the map before it reads the data.
+                reads: rate(load.of_read(), 1.0 + load.miss_share(), 100, &raw_reads.total)?,
                 equal_disk: (writes.ratio > 1.0)
                     .then(|| self.equal_disk(configuration, question, wanted))
                     .flatten(),
@@ -409,6 +424,26 @@ mod tests {
         let cached = PoolQuestion { cache_bytes: 4 << 30, ..PoolQuestion::default() };
         let cached = predicted("pd-standard", 500, &cached);
         assert!(cached.rows[0].writes.ratio > 4.0 && !cached.notes.iter().any(is_advice));
+    }
+
+    #[test]
+    fn shallow_read_waits_for_the_map() {
+        let found =
+            predicted("pd-ssd", 500, &PoolQuestion { depth: Some(1), ..Default::default() });
+        let row = &found.rows[0];
+        assert_eq!(row.reads.binding, LimitKind::QueueDepth);
+        let expected = 1.0 / (1.0 + row.map_miss_share);
+        assert!((row.reads.ratio - expected).abs() < 1e-6 && expected < 0.6, "{row:?}");
+    }
+
+    #[test]
+    fn working_set_beyond_the_disk_is_refused() {
+        let catalog = Catalog::builtin("gcp-2019").unwrap();
+        let disk = DiskConfiguration::new(catalog, "pd-ssd", 500_000_000_000, "n1-standard-8");
+        let set = Some(501_000_000_000);
+        let question = PoolQuestion { working_set_bytes: set, ..Default::default() };
+        let refused = catalog.predict_pool(&disk.unwrap(), &question).unwrap_err().to_string();
+        assert!(refused.contains("working set") && refused.contains("the disk has"), "{refused}");
     }
 
     #[test]
