@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,12 +25,20 @@ impl FileSource {
     /// # Errors
     /// The system's, and that it is neither.
     pub fn open(path: &Path) -> io::Result<FileSource> {
+        // Before the open, which waits for the other end of a FIFO.
+        let kind = path.metadata()?.file_type();
+        let other = match () {
+            () if kind.is_dir() => Some("a directory"),
+            () if kind.is_fifo() => Some("a FIFO"),
+            () if kind.is_socket() => Some("a socket"),
+            () => None,
+        };
+        if let Some(other) = other {
+            let why = format!("it is {other}; name a file, a disk or a partition");
+            return Err(io::Error::other(why));
+        }
         #[expect(clippy::disallowed_methods, reason = "a survey is not simulated")]
         let mut file = File::open(path)?;
-        let kind = file.metadata()?.file_type();
-        if kind.is_dir() {
-            return Err(io::Error::other("it is a directory; name a file, a disk or a partition"));
-        }
         let size_bytes = file
             .seek(SeekFrom::End(0))
             .map_err(|_| io::Error::other("it has no size; name a file, a disk or a partition"))?;
@@ -132,5 +140,21 @@ impl RunData {
             }
         }
         facts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The open waited for a writer.
+    #[test]
+    fn fifo_is_refused_without_waiting() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+        assert!(made.success());
+        let refused = FileSource::open(&fifo).unwrap_err().to_string();
+        assert!(refused.contains("a FIFO") && refused.contains("name a file"), "{refused}");
     }
 }
