@@ -82,8 +82,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
         let DoctorArgs { archive, config, api, .. } = args;
         let (archive, config, api) = (archive.as_ref(), config.as_ref(), api.as_ref());
         let options = SupportOptions { archive, config, api };
-        let listed = support::write(&root, &report, &options, args.json)?;
-        return Ok(print(&listed, Exit::Success));
+        let (listed, exit) = support::write(&root, &report, &options, args.json)?;
+        return Ok(print(&listed, exit));
     }
     if !args.json {
         let text = report::text(&report, wants_color(&io::stdout()));

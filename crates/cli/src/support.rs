@@ -88,13 +88,14 @@ impl Collection {
     }
 }
 
-/// Writes the archive, and returns the text or JSON that lists its content.
+/// Writes the archive, and returns the text or JSON that lists its content. A failure if a source
+/// that the options name is missing.
 pub(crate) fn write(
     root: &Root,
     report: &DoctorReport,
     options: &SupportOptions<'_>,
     as_json: bool,
-) -> Result<String, Failure> {
+) -> Result<(String, Exit), Failure> {
     let mut now = 0.0;
     let mut all = Collection::default();
     run_client(async || {
@@ -111,7 +112,7 @@ pub(crate) fn write(
     let log = root.command(&LOG).map_err(|error| error.to_string());
     let log = match log {
         Ok(text) if text.trim().is_empty() => {
-            Err("the journal has no line of the service".to_owned())
+            Err("no line of the service is visible to this user: run it as root".to_owned())
         }
         other => other,
     };
@@ -143,7 +144,15 @@ pub(crate) fn write(
         all.files.into_iter().map(|(name, what, text)| FileEntry { name, what, bytes: text.len() });
     let document =
         SupportDocument { archive, bytes, files: listed.collect(), missing: all.missing };
-    Ok(if as_json { json(&document) } else { shown(&document) })
+    let named = [(options.config.is_some(), "config"), (options.api.is_some(), "server/")];
+    let is_named = |entry: &MissingEntry| {
+        named.iter().any(|(is_given, prefix)| *is_given && entry.name.starts_with(prefix))
+    };
+    let exit = match document.missing.iter().any(is_named) {
+        true => Exit::Failed,
+        false => Exit::Success,
+    };
+    Ok((if as_json { json(&document) } else { shown(&document) }, exit))
 }
 
 /// Documents and metrics of the running server.

@@ -194,7 +194,7 @@ fn support_archive_has_no_secrets() {
     let (name, api) = (archive.to_str().expect("text"), host.path().join("none.sock"));
     let arguments = ["--support", "--archive", name, "--api", api.to_str().expect("text")];
     let made = doctor(host.path(), &[&arguments[..], &["--json"]].concat());
-    assert_eq!(made.status.code(), Some(0), "{made:?}");
+    assert_eq!(made.status.code(), Some(1), "no server answers at the named socket: {made:?}");
     let files = unpacked(&archive);
     let listed = json(&made)["files"].as_array().expect("a list").clone();
     let listed: Vec<_> = listed.iter().filter_map(|file| file["name"].as_str()).collect();
@@ -211,6 +211,9 @@ fn support_archive_has_no_secrets() {
         &fs::metadata(&archive).expect("it is there").permissions(),
     );
     assert_eq!(mode & 0o777, 0o600);
-    // An existing file is never replaced.
+    // An existing file is never replaced. What no option names may be missing.
+    let other = host.path().join("b.tar.gz");
+    let unnamed = ["--support", "--archive", other.to_str().expect("text")];
+    assert_eq!(doctor(host.path(), &unnamed).status.code(), Some(0));
     assert_eq!(doctor(host.path(), &arguments).status.code(), Some(2));
 }
