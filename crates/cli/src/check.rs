@@ -23,7 +23,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
         (Ok(Checked { config, warnings }), false) => {
             warnings.iter().for_each(show);
             for warning in further_warnings(&config) {
-                complain(&format!("warning: {}\n", warning.message));
+                complain(&format!("warning: {}\n  help: {}\n", warning.message, warning.help));
             }
             print(&summary(&name, &config), Exit::Success)
         }
@@ -38,10 +38,16 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
 
 /// Files of keys that cannot be used, and what needs no key.
 fn further_warnings(config: &Config) -> Vec<Diagnostic> {
-    let keys = keys::check(config).into_iter().map(|error| error.to_string());
+    let keys = keys::check(config).into_iter().map(|error| {
+        let help = "correct the file before the server starts; `flagstone key generate PATH` \
+                    makes a key";
+        Diagnostic::warning(error.to_string(), help)
+    });
     let tls = tls_files::check(config).map(|error| error.to_string());
-    let files = keys.chain(tls).chain(check_users(config));
-    let files = files.map(|error| Diagnostic::warning(error, "correct the file"));
+    let others = tls.into_iter().chain(check_users(config));
+    let others =
+        others.map(|error| Diagnostic::warning(error, "correct the file before the server starts"));
+    let files = keys.chain(others);
     let insecure = config.insecure_access().into_iter().map(|access| {
         let help = "use keys (docs/guides/keys.md), or accept that";
         Diagnostic::warning(format!("insecure: {access}"), help)
