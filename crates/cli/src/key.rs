@@ -147,7 +147,11 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     }
     let bytes = random(length)?;
     let (text, fingerprint) = if args.tls {
-        let key = TlsKey::new(&bytes, psk_hash(hash)?).map_err(Failure::usage)?;
+        let hash = psk_hash(hash)?;
+        if length == 48 && matches!(hash, Some(PskHash::Sha256)) {
+            return Err(Failure::usage("a TLS key of 48 bytes has no SHA-256: add --hmac sha384"));
+        }
+        let key = TlsKey::new(&bytes, hash).map_err(Failure::usage)?;
         (key.text(), key.fingerprint())
     } else {
         let secret = Secret::new(&bytes, hash).map_err(Failure::usage)?;
@@ -257,27 +261,41 @@ fn token(args: &TokenArgs) -> Result<Exit, Failure> {
     Ok(print(&format!("{hash}\n"), Exit::Success))
 }
 
+/// Checks all files; one that cannot be used does not hide the others.
 fn check(args: &CheckArgs) -> Result<Exit, Failure> {
-    let mut text = String::new();
+    let (mut text, mut wrong) = (String::new(), Vec::new());
     for file in &args.files {
-        let of_tls = keys::is_tls(file).map_err(Failure::failed)?;
-        let found: Vec<(usize, String)> = if of_tls {
-            let keys = keys::read_tls(file).map_err(Failure::failed)?;
-            keys.iter().map(|key| (key.length(), key.fingerprint())).collect()
-        } else {
-            let secrets = keys::read(file).map_err(Failure::failed)?;
-            secrets.iter().map(|secret| (secret.length(), secret.fingerprint())).collect()
-        };
-        for (index, (bytes, fingerprint)) in found.iter().enumerate() {
-            let bits = bytes * 8;
-            let use_of = if index == 0 { "proven and accepted" } else { "accepted" };
-            let kind = if of_tls { ", for TLS" } else { "" };
-            let file = file.display();
-            let _ =
-                writeln!(text, "{file}: {bits} bits{kind}, {use_of}, fingerprint {fingerprint}");
+        match fingerprints(file) {
+            Ok(lines) => text += &lines,
+            Err(Failure(_, why)) => wrong.push(why),
         }
     }
-    Ok(print(&text, Exit::Success))
+    let printed = print(&text, Exit::Success);
+    match wrong.is_empty() {
+        true => Ok(printed),
+        false => Err(Failure::failed(wrong.join("\n"))),
+    }
+}
+
+/// A line for each key of a file.
+fn fingerprints(file: &Path) -> Result<String, Failure> {
+    let mut text = String::new();
+    let of_tls = keys::is_tls(file).map_err(Failure::failed)?;
+    let found: Vec<(usize, String)> = if of_tls {
+        let keys = keys::read_tls(file).map_err(Failure::failed)?;
+        keys.iter().map(|key| (key.length(), key.fingerprint())).collect()
+    } else {
+        let secrets = keys::read(file).map_err(Failure::failed)?;
+        secrets.iter().map(|secret| (secret.length(), secret.fingerprint())).collect()
+    };
+    for (index, (bytes, fingerprint)) in found.iter().enumerate() {
+        let bits = bytes * 8;
+        let use_of = if index == 0 { "proven and accepted" } else { "accepted" };
+        let kind = if of_tls { ", for TLS" } else { "" };
+        let file = file.display();
+        let _ = writeln!(text, "{file}: {bits} bits{kind}, {use_of}, fingerprint {fingerprint}");
+    }
+    Ok(text)
 }
 
 fn nqn(text: &str) -> Result<String, NameError> {
@@ -292,4 +310,40 @@ fn identity(args: &IdentityArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(print(&text, Exit::Success))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generate_to(
+        file: &Path,
+        length: Option<usize>,
+        hmac: Transformation,
+    ) -> Result<Exit, Failure> {
+        generate(&GenerateArgs { file: Some(file.to_owned()), tls: true, length, hmac })
+    }
+
+    #[test]
+    fn tls_key_of_48_bytes_needs_its_hash() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("key");
+        let Failure(exit, said) = generate_to(&file, Some(48), Transformation::Sha256).unwrap_err();
+        assert!(exit == Exit::Usage && said.contains("--hmac sha384"), "{said}");
+        generate_to(&file, Some(48), Transformation::Sha384).unwrap();
+    }
+
+    #[test]
+    fn check_reports_every_bad_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        generate_to(&at("good"), None, Transformation::Sha256).unwrap();
+        assert!(fingerprints(&at("good")).unwrap().contains("fingerprint"));
+        let files = vec![at("first"), at("good"), at("second")];
+        let Failure(exit, said) = check(&CheckArgs { files }).unwrap_err();
+        assert!(
+            exit == Exit::Failed && said.contains("first") && said.contains("second"),
+            "{said}"
+        );
+    }
 }
