@@ -2,7 +2,7 @@
 //!
 //! A key is printed only if `generate` is asked for no file; `check` shows a fingerprint.
 
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -16,10 +16,11 @@ use flagstone_config::redact::TOKEN_PREFIX;
 use flagstone_runtime::{block_on, random_u64};
 use flagstone_server::api::hash_line;
 use flagstone_stack::keys;
+use serde::Serialize;
 use zeroize::Zeroizing;
 
 use crate::exit::{Exit, Failure};
-use crate::output::print;
+use crate::output::{json, print};
 
 #[derive(Debug, Args)]
 pub(crate) struct KeyArgs {
@@ -54,12 +55,18 @@ struct GenerateArgs {
     /// Hash function that binds the key to its owner's NQN
     #[arg(long, value_enum, value_name = "HASH", default_value = "sha256")]
     hmac: Transformation,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
 struct TokenArgs {
     /// File to write for the user, with mode 0600; it must not exist
     file: PathBuf,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -67,6 +74,9 @@ struct CheckArgs {
     /// The files: one key on a line, or two while one replaces the other
     #[arg(required = true)]
     files: Vec<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -81,6 +91,9 @@ struct ConvertArgs {
     /// Hash function that binds the key to its owner's NQN; that of FROM if not given
     #[arg(long, value_enum, value_name = "HASH")]
     hmac: Option<Transformation>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -93,6 +106,9 @@ struct IdentityArgs {
     /// NQN of the subsystem
     #[arg(long, value_name = "NQN", value_parser = nqn)]
     subsystem: String,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -158,10 +174,25 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
         (secret.text(), secret.fingerprint())
     };
     let text = Zeroizing::new(format!("{}\n", text.as_str()));
-    let Some(file) = &args.file else { return Ok(print(&text, Exit::Success)) };
+    let Some(file) = &args.file else { return Ok(print_key(&text, args.json)) };
     write_private(file, &text)?;
-    let line = format!("{}: fingerprint {fingerprint}\n", file.display());
+    let file = file.display().to_string();
+    let line = match args.json {
+        true => json(&BTreeMap::from([("file", file), ("fingerprint", fingerprint)])),
+        false => format!("{file}: fingerprint {fingerprint}\n"),
+    };
     Ok(print(&line, Exit::Success))
+}
+
+/// Prints a key that goes to no file.
+fn print_key(text: &str, as_json: bool) -> Exit {
+    match as_json {
+        true => {
+            let text = Zeroizing::new(json(&BTreeMap::from([("key", text.trim_end())])));
+            print(&text, Exit::Success)
+        }
+        false => print(text, Exit::Success),
+    }
 }
 
 /// Text of a new key for authentication, with its end of line, as `generate` makes it by default.
@@ -212,8 +243,14 @@ fn convert(args: &ConvertArgs) -> Result<Exit, Failure> {
     };
     let text = Zeroizing::new(format!("{}\n", text.as_str()));
     match &args.file {
-        None => Ok(print(&text, Exit::Success)),
-        Some(file) => write_private(file, &text).map(|()| Exit::Success),
+        None => Ok(print_key(&text, args.json)),
+        Some(file) => {
+            write_private(file, &text)?;
+            let file = file.display().to_string();
+            let said =
+                if args.json { json(&BTreeMap::from([("file", file)])) } else { String::new() };
+            Ok(print(&said, Exit::Success))
+        }
     }
 }
 
@@ -258,44 +295,70 @@ fn token(args: &TokenArgs) -> Result<Exit, Failure> {
     let hash = hash_line(&token);
     token.push('\n');
     write_private(&args.file, &token)?;
-    Ok(print(&format!("{hash}\n"), Exit::Success))
+    let file = args.file.display().to_string();
+    let said = match args.json {
+        true => json(&BTreeMap::from([("file", file), ("hash", hash)])),
+        false => format!("{hash}\n"),
+    };
+    Ok(print(&said, Exit::Success))
+}
+
+/// A key of a file.
+#[derive(Debug, Serialize)]
+struct CheckedKey {
+    file: String,
+    bits: usize,
+    /// For TLS, not for authentication.
+    tls: bool,
+    /// Proven to others, not only accepted from them.
+    proven: bool,
+    fingerprint: String,
+}
+
+impl CheckedKey {
+    fn line(&self) -> String {
+        let CheckedKey { file, bits, tls, proven, fingerprint } = self;
+        let use_of = if *proven { "proven and accepted" } else { "accepted" };
+        let kind = if *tls { ", for TLS" } else { "" };
+        format!("{file}: {bits} bits{kind}, {use_of}, fingerprint {fingerprint}\n")
+    }
 }
 
 /// Checks all files; one that cannot be used does not hide the others.
 fn check(args: &CheckArgs) -> Result<Exit, Failure> {
-    let (mut text, mut wrong) = (String::new(), Vec::new());
+    let (mut found, mut wrong) = (Vec::new(), Vec::new());
     for file in &args.files {
-        match fingerprints(file) {
-            Ok(lines) => text += &lines,
+        match checked(file) {
+            Ok(keys) => found.extend(keys),
             Err(Failure(_, why)) => wrong.push(why),
         }
     }
-    let printed = print(&text, Exit::Success);
+    let said = match args.json {
+        true => json(&serde_json::json!({ "keys": found, "mistakes": wrong })),
+        false => found.iter().map(CheckedKey::line).collect(),
+    };
+    let printed = print(&said, Exit::Success);
     match wrong.is_empty() {
         true => Ok(printed),
         false => Err(Failure::failed(wrong.join("\n"))),
     }
 }
 
-/// A line for each key of a file.
-fn fingerprints(file: &Path) -> Result<String, Failure> {
-    let mut text = String::new();
-    let of_tls = keys::is_tls(file).map_err(Failure::failed)?;
-    let found: Vec<(usize, String)> = if of_tls {
+/// The keys of a file.
+fn checked(file: &Path) -> Result<Vec<CheckedKey>, Failure> {
+    let tls = keys::is_tls(file).map_err(Failure::failed)?;
+    let found: Vec<(usize, String)> = if tls {
         let keys = keys::read_tls(file).map_err(Failure::failed)?;
         keys.iter().map(|key| (key.length(), key.fingerprint())).collect()
     } else {
         let secrets = keys::read(file).map_err(Failure::failed)?;
         secrets.iter().map(|secret| (secret.length(), secret.fingerprint())).collect()
     };
-    for (index, (bytes, fingerprint)) in found.iter().enumerate() {
-        let bits = bytes * 8;
-        let use_of = if index == 0 { "proven and accepted" } else { "accepted" };
-        let kind = if of_tls { ", for TLS" } else { "" };
-        let file = file.display();
-        let _ = writeln!(text, "{file}: {bits} bits{kind}, {use_of}, fingerprint {fingerprint}");
-    }
-    Ok(text)
+    let key = |(index, (bytes, fingerprint))| {
+        let file = file.display().to_string();
+        CheckedKey { file, bits: bytes * 8, tls, proven: index == 0, fingerprint }
+    };
+    Ok(found.into_iter().enumerate().map(key).collect())
 }
 
 fn nqn(text: &str) -> Result<String, NameError> {
@@ -303,13 +366,15 @@ fn nqn(text: &str) -> Result<String, NameError> {
 }
 
 fn identity(args: &IdentityArgs) -> Result<Exit, Failure> {
-    let mut text = String::new();
+    let mut found = Vec::new();
     for key in keys::read_tls(&args.file).map_err(Failure::failed)? {
-        for identity in identities(&key, &args.host, &args.subsystem) {
-            let _ = writeln!(text, "{identity}");
-        }
+        found.extend(identities(&key, &args.host, &args.subsystem));
     }
-    Ok(print(&text, Exit::Success))
+    let said = match args.json {
+        true => json(&BTreeMap::from([("identities", found)])),
+        false => found.iter().fold(String::new(), |text, one| text + one + "\n"),
+    };
+    Ok(print(&said, Exit::Success))
 }
 
 #[cfg(test)]
@@ -321,7 +386,13 @@ mod tests {
         length: Option<usize>,
         hmac: Transformation,
     ) -> Result<Exit, Failure> {
-        generate(&GenerateArgs { file: Some(file.to_owned()), tls: true, length, hmac })
+        generate(&GenerateArgs {
+            file: Some(file.to_owned()),
+            tls: true,
+            length,
+            hmac,
+            json: false,
+        })
     }
 
     #[test]
@@ -338,9 +409,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         generate_to(&at("good"), None, Transformation::Sha256).unwrap();
-        assert!(fingerprints(&at("good")).unwrap().contains("fingerprint"));
+        let keys = checked(&at("good")).unwrap();
+        assert!(keys[0].tls && keys[0].proven && keys[0].line().contains("256 bits, for TLS"));
         let files = vec![at("first"), at("good"), at("second")];
-        let Failure(exit, said) = check(&CheckArgs { files }).unwrap_err();
+        let Failure(exit, said) = check(&CheckArgs { files, json: true }).unwrap_err();
         assert!(
             exit == Exit::Failed && said.contains("first") && said.contains("second"),
             "{said}"

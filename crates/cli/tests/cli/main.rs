@@ -396,3 +396,27 @@ fn completion_scripts_ask_the_program() {
         assert!(script.contains("FLAGSTONE_COMPLETE") && script.contains("flagstone"), "{shell}");
     }
 }
+
+#[test]
+fn key_commands_print_json() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("key_json");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    let at = |name: &str| folder.join(name).display().to_string();
+    let (good, missing) = (at("good"), at("missing"));
+    let shown = |line: &str, exit| {
+        let output = run(line);
+        assert_eq!(code(&output), Some(exit), "{line}: {}", text(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("it is JSON")
+    };
+    let made = shown(&format!("key generate --tls --json {good}"), 0);
+    let checked = shown(&format!("key check --json {good} {missing}"), 1);
+    assert_eq!(checked["keys"][0]["fingerprint"], made["fingerprint"]);
+    assert!(checked["mistakes"][0].as_str().is_some_and(|why| why.contains("missing")));
+    assert!(shown("key generate --json", 0)["key"].as_str().is_some_and(|key| key.len() > 40));
+    assert!(shown(&format!("key convert --json {good} --to hex"), 0)["key"].is_string());
+    assert!(shown(&format!("key token --json {}", at("token")), 0)["hash"].is_string());
+    let nqns = "--host nqn.2026-01.io.example:h --subsystem nqn.2026-01.io.example:s";
+    let named = shown(&format!("key identity --json {good} {nqns}"), 0);
+    assert_eq!(named["identities"].as_array().map(Vec::len), Some(3));
+}
