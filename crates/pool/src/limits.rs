@@ -99,8 +99,9 @@ pub const VOLUME_NAME_MAX: usize = 128;
 /// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
 pub const PROPERTIES_MAX: usize = 2048;
 
-/// Largest volume table, in bytes: 16,384 volumes × 2,389 B, rounded up.
-pub const VOLUME_TABLE_BYTES_MAX: usize = 38 << 20;
+/// Largest volume table, in bytes: 16,384 volumes × 2,296 B, rounded up, or fewer encrypted ones of
+/// up to 2,389 B. Pools reserve space by it, so a larger one would take space from full pools.
+pub const VOLUME_TABLE_BYTES_MAX: usize = 36 << 20;
 
 /// Largest volume, in blocks: 16 PiB.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 42;

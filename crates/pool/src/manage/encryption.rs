@@ -12,12 +12,13 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn;
 
-use super::pool::Pool;
+use super::pool::{Pool, blocks_of};
 use super::shared::{Shared, State};
 use super::volume::{PoolVolume, VolumeOptions};
 use crate::crypt::VolumeCipher;
 use crate::crypt::key::{DataKey, WrappingKey};
 use crate::error::VolumeError;
+use crate::ondisk::volume_table::VolumeRecord;
 
 impl State {
     /// Cipher of a volume or snapshot; `None` if it is not encrypted.
@@ -66,12 +67,21 @@ impl Pool {
         options: &VolumeOptions,
         key: &WrappingKey,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
+        let data = DataKey::random();
+        let wrapped = data.wrap(self.identity().id, key);
+        {
+            // The pool stays readable to older programs if the volume cannot be created.
+            let state = self.shared().state.lock();
+            let blocks = blocks_of(options.size_bytes)?;
+            let mut record = VolumeRecord::new(state.volume_table.next_id, name.to_owned(), blocks);
+            record.properties = options.properties.clone();
+            record.encryption = Some(wrapped);
+            self.check(&state, &record)?;
+        }
         let shared = self.shared().clone();
         // In a task, because no update follows one that was dropped.
         let required = spawn(async move { shared.require_encryption().await });
         required.await.unwrap_or(Err(IoError::Unreachable))?;
-        let data = DataKey::random();
-        let wrapped = data.wrap(self.identity().id, key);
         self.make_volume(name, options, Some((wrapped, data.cipher()))).await
     }
 
@@ -115,9 +125,18 @@ impl Pool {
         properties: BTreeMap<String, String>,
     ) -> Result<(), VolumeError> {
         let (present, next) = keys;
-        let (_, data) = self.data_key(&self.shared().state.lock(), name, present)?;
-        let wrapped = data.wrap(self.identity().id, next);
+        let (id, before, wrapped) = {
+            let state = self.shared().state.lock();
+            let (id, data) = self.data_key(&state, name, present)?;
+            let before = state.volume_table.volumes[&id].encryption;
+            (id, before, data.wrap(state.superblock.pool, next))
+        };
         self.change(name, |record| {
+            // Other orders may have come first: the name is of another volume now, or the key was
+            // replaced.
+            if record.id != id || record.encryption != before {
+                return Err(VolumeError::WrongKey { name: name.to_owned() });
+            }
             record.encryption = Some(wrapped);
             record.thick = thick;
             record.properties = properties.clone();

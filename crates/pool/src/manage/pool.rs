@@ -376,6 +376,10 @@ impl Pool {
             return Err(VolumeError::Exists { pool, name });
         }
         let old = state.volume_table.volumes.get(&new.id);
+        // Blocks are encrypted from the beginning or never.
+        if old.is_some_and(|old| old.encryption.is_some() != new.encryption.is_some()) {
+            return Err(VolumeError::Field("encryption"));
+        }
         let is_new = usize::from(old.is_none());
         let more = new.encoded_len().saturating_sub(old.map_or(0, VolumeRecord::encoded_len));
         self.check_room(state, is_new, more)
@@ -593,7 +597,7 @@ fn grow_record(record: &mut VolumeRecord, blocks: u64) -> Result<(), VolumeError
     Ok(())
 }
 
-fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
+pub(super) fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
     let block = BLOCK_BYTES as u64;
     if !size_bytes.is_multiple_of(block) {
         return Err(VolumeError::Field("size, which is not a multiple of 4096"));

@@ -290,11 +290,18 @@ impl VolumeTable {
             };
             let is_volume = |id| self.volumes.get(&id).is_some_and(VolumeRecord::is_present_volume);
             let owned = volume.owner().is_none_or(is_volume);
+            // Shared blocks are encrypted with one key, or plain.
+            let is_present = |id: &u32| {
+                self.volumes.get(id).is_some_and(|other| other.state == VolumePresence::Present)
+            };
+            let is_alike = !is_present(&volume.id)
+                || !is_present(&volume.parent)
+                || self.is_encrypted(volume.id) == self.is_encrypted(volume.parent);
             midway += usize::from(
                 matches!(volume.state, VolumePresence::Deleting { reaped } if reaped > 0),
             );
             let is_shared = volume.shared > 0 || volume.shared_weight > 0;
-            if !older || !owned || midway > 1 || is_shared && volume.parent == 0 {
+            if !older || !owned || !is_alike || midway > 1 || is_shared && volume.parent == 0 {
                 return Err(bad);
             }
         }

@@ -510,7 +510,6 @@ mod tests {
                 volume.shared = blocks / 4;
                 (volume.weight, volume.shared_weight) = (blocks * 200, blocks * 100);
                 volume.properties = properties;
-                volume.encryption = (blocks % 3 == 0).then_some(WrappedKey([7; WRAPPED_BYTES]));
                 if deleting {
                     volume.state = VolumePresence::Deleting { reaped: location };
                 }
@@ -525,7 +524,10 @@ mod tests {
     fn any_volume_table() -> impl Strategy<Value = VolumeTable> {
         vec(any_volume(), 0..20).prop_map(|volumes| {
             let mut volume_table = VolumeTable::default();
+            // All, because they may be of one forest.
+            let is_encrypted = volumes.first().is_some_and(|first| first.blocks % 3 == 0);
             for mut volume in volumes {
+                volume.encryption = is_encrypted.then_some(WrappedKey([7; WRAPPED_BYTES]));
                 volume.id = volume_table.next_id;
                 volume.name = format!("v{}", volume.id);
                 volume_table.next_id += 1 + volume.blocks as u32 % 3;

@@ -1,5 +1,6 @@
 //! Encrypted volumes: no plaintext on the devices, work while they are locked, keys, snapshots,
 //! clones and streams.
+
 use std::sync::Arc;
 
 use crate::common::units::*;
@@ -11,7 +12,7 @@ use flagstone_pool::{
     Compression, Pool, PoolVolume, VolumeEncryption, VolumeError, VolumeOptions, WrappingKey,
 };
 use flagstone_runtime::rng::Rng;
-use flagstone_runtime::{Buf, buf};
+use flagstone_runtime::{Buf, buf, spawn};
 
 const CANARY: &[u8; 16] = b"PLAINTEXT CANARY";
 
@@ -234,6 +235,9 @@ fn older_programs_refuse_pools_with_encrypted_volumes() {
             u16::from_le_bytes([block[8], block[9]])
         };
         pool.create_volume("plain", &compressed(100, Compression::Off)).await.unwrap();
+        // Regression: a refused creation left the pool to newer programs.
+        let plain = compressed(100, Compression::Off);
+        assert!(pool.create_encrypted_volume("plain", &plain, &key(1)).await.is_err());
         assert_eq!(version(&trace), 2);
         let options = VolumeOptions { thick: true, ..compressed(100, Compression::Off) };
         let made = pool.create_encrypted_volume("db", &options, &key(1)).await.unwrap();
@@ -247,5 +251,26 @@ fn older_programs_refuse_pools_with_encrypted_volumes() {
         pool.delete_volume("db").await.unwrap();
         let (_pool, trace) = reopened(pool, &trace, size).await;
         assert_eq!(version(&trace), 3);
+    });
+}
+
+/// Regression: the second order stored the data key that it had read before the first, also in
+/// another volume that had got the name meanwhile.
+#[test]
+fn changes_of_a_key_are_ordered() {
+    simulate(async {
+        let (pool, ..) = pool(32).await;
+        let options = compressed(100, Compression::Off);
+        drop(pool.create_encrypted_volume("db", &options, &key(1)).await.unwrap());
+        let change = |next: u8| {
+            let (pool, properties) = (pool.clone(), options.properties.clone());
+            spawn(async move {
+                pool.set_volume_key("db", (&key(1), &key(next)), false, properties).await
+            })
+        };
+        let (first, second) = (change(2), change(3));
+        assert_eq!(first.await.unwrap(), Ok(()));
+        let wrong = VolumeError::WrongKey { name: "db".to_owned() };
+        assert_eq!(second.await.unwrap(), Err(wrong));
     });
 }
