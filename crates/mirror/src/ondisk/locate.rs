@@ -124,7 +124,25 @@ fn places(step: u64, most: Option<u64>, end: u64) -> RangeInclusive<u64> {
     first.saturating_sub(most.unwrap_or(u64::MAX))..=first
 }
 
-/// True if the replica on a device of `from_bytes` is found after the device has grown to
+/// End of the metadata of the replica on a device, in bytes; `None` without a replica. It is before
+/// the end of a device that has grown since the replica was opened or grown.
+///
+/// # Errors
+/// [`ReplicaError`] of the device, or of metadata that only an operator may replace.
+pub async fn replica_end(device: &SharedDevice) -> Result<Option<u64>, ReplicaError> {
+    match locate(device).await {
+        Ok(found) => Ok(Some(found.end)),
+        Err(
+            error @ ReplicaError::Superblock(
+                FormatError::Version(_) | FormatError::Contradiction { .. },
+            ),
+        ) => Err(error),
+        Err(ReplicaError::Superblock(_) | ReplicaError::DataTooSmall) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// True if the replica whose metadata ends at `from_bytes` is found after its device has grown to
 /// `to_bytes`, also at the next start.
 pub fn is_found_after_growth(from_bytes: u64, to_bytes: u64) -> bool {
     let [from, to] = [from_bytes, to_bytes].map(|bytes| bytes / PAGE * PAGE);

@@ -4,8 +4,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use flagstone_blockdev::SharedDevice;
 use flagstone_config::{Subsystem, Volume};
-use flagstone_mirror::ondisk::locate::is_found_after_growth;
+use flagstone_mirror::ondisk::locate::{is_found_after_growth, replica_end};
 use flagstone_pool::{Pool, PoolVolume, VolumeError, VolumeInfo, VolumeOptions};
 use flagstone_units::display::size;
 use flagstone_units::exact_size;
@@ -261,14 +262,20 @@ impl Server {
             return Err(Problem::invalid("the size is a multiple of 4096 bytes"));
         }
         pool.check_resize(name, size_bytes).map_err(|error| problem(&pool_name, error))?;
-        if let Some(mirrored) = self.pools.mirrored(&pool_name, name)
-            && !is_found_after_growth(info.size_bytes, size_bytes)
-        {
-            return Err(Problem::conflict(format!(
-                "the mirror would not find its metadata, which is at the end of {from}: grow leg \
-                 {name} by less first, to the next MiB or GiB, and run flagstone mirror grow \
-                 {mirrored}"
-            )));
+        if let Some(mirrored) = self.pools.mirrored(&pool_name, name) {
+            let leg: SharedDevice =
+                pool.open_volume(name).map_err(|error| problem(&pool_name, error))?;
+            let end = replica_end(&leg).await.map_err(|error| {
+                Problem::conflict(format!("the replica on leg {name} cannot be found: {error}"))
+            })?;
+            if let Some(end) = end.filter(|end| !is_found_after_growth(*end, size_bytes)) {
+                return Err(Problem::conflict(format!(
+                    "the mirror would not find its metadata, which ends at {}: run flagstone mirror \
+                     grow {mirrored}, or grow leg {name} by less first, to the next MiB or GiB, and \
+                     run it then",
+                    exact_size(end)
+                )));
+            }
         }
         let status = pool.status();
         let free = status.capacity_bytes.saturating_sub(status.used_bytes + status.reserved_bytes);
