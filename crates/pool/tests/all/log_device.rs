@@ -113,7 +113,7 @@ fn missing_log_device_keeps_pool_closed_until_it_is_back() {
 
 /// A mirror has its data, so the operator's consent is not for it.
 #[test]
-fn mirrored_volume_lacks_writes_although_the_tail_is_given_up() {
+fn mirrored_volume_lacks_writes_after_the_tail_is_given_up() {
     block_on(async {
         let bed = Bed::crashed().await;
         let mirrored = vec!["db".to_owned()];

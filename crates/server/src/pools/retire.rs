@@ -46,8 +46,8 @@ pub(super) struct RetiredVolume {
     nqn: Nqn,
 }
 
-/// Volumes that admit no further hosts, until it is dropped. Volumes that were retired meanwhile are
-/// unaffected by that.
+/// Volumes that admit no further hosts, until it is dropped. Volumes that were retired meanwhile
+/// are unaffected by that.
 #[must_use]
 pub(super) struct DetachedVolumes {
     target: Arc<Target>,
