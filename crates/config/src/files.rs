@@ -114,7 +114,6 @@ mod tests {
 
     /// One file ended the check, and the JSON did not name the file of a mistake.
     #[test]
-    #[expect(clippy::disallowed_methods)]
     fn mistakes_of_all_files_are_found_with_their_files() {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in [
