@@ -97,6 +97,14 @@ impl Pool {
         Ok(())
     }
 
+    /// Checks that an encrypted volume has this key, and changes nothing.
+    ///
+    /// # Errors
+    /// As [`Pool::unlock_volume`].
+    pub fn check_key(&self, name: &str, key: &WrappingKey) -> Result<(), VolumeError> {
+        self.data_key(&self.shared().state.lock(), name, key).map(drop)
+    }
+
     fn data_key(
         &self,
         state: &State,
