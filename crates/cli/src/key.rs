@@ -49,6 +49,9 @@ struct GenerateArgs {
     /// Make a key for TLS instead of one for authentication
     #[arg(long)]
     tls: bool,
+    /// Make a key for encrypted volumes: 64 hexadecimal digits
+    #[arg(long, conflicts_with_all = ["tls", "length", "hmac"])]
+    volume: bool,
     /// Bytes of the key: 32, 48 or (without --tls) 64; by default the length of --hmac
     #[arg(long, value_name = "N")]
     length: Option<usize>,
@@ -151,7 +154,21 @@ pub(crate) fn run(args: &KeyArgs) -> Result<Exit, Failure> {
     }
 }
 
+/// Bytes of a key for volumes.
+const VOLUME_KEY_BYTES: usize = 32;
+
+fn generate_for_volumes(file: Option<&Path>) -> Result<Exit, Failure> {
+    let text = Zeroizing::new(format!("{}\n", keys::hex(&random(VOLUME_KEY_BYTES)?).as_str()));
+    let Some(file) = file else { return Ok(print(&text, Exit::Success)) };
+    write_private(file, &text)?;
+    let line = format!("{}: keep copies; data is lost without the key\n", file.display());
+    Ok(print(&line, Exit::Success))
+}
+
 fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
+    if args.volume {
+        return generate_for_volumes(args.file.as_deref());
+    }
     let hash = args.hmac.hash();
     let length = args.length.unwrap_or(hash.map_or(32, Hash::digest_bytes));
     let (lengths, accepted): (&[usize], _) = match args.tls {

@@ -60,6 +60,15 @@ pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest file with the key of an encrypted volume, in bytes.
+pub const KEY_FILE_BYTES: u64 = 256;
+
+/// Longest path of such a file, in bytes: that of Linux.
+pub const KEY_FILE_PATH_BYTES: usize = 4095;
+
+/// Key files of a pool that are read at once.
+pub const KEY_FILES_AT_ONCE: usize = 16;
+
 /// Longest wait of an order for the order before it. Longer than [`RETIRE_TIMEOUT`], and shorter
 /// than the timeout of clients.
 pub const ORDER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -423,6 +423,9 @@ pub(crate) struct SettingArgs {
     /// Compress new data: off, lz4, zstd, or auto (lz4 when written, zstd once it is cold)
     #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
     pub(crate) compression: Option<String>,
+    /// File on the server with the key that encrypts the volume (flagstone key generate --volume)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) encryption_key_file: Option<PathBuf>,
     /// Another key of the volume's table, such as nbd_export=data or shared_limit=vm (repeatable)
     #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = key_value)]
     pub(crate) others: Vec<(String, String)>,

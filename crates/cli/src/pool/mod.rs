@@ -155,7 +155,7 @@ fn pool_order(command: &PoolCommand) -> Result<PoolRequest, Failure> {
 fn volume_order(command: &VolumeCommand) -> Result<PoolRequest, Failure> {
     let (action, name, body, asks_first, args) = match command {
         VolumeCommand::Create(args) => {
-            let settings = settings(&args.settings);
+            let settings = settings(&args.settings)?;
             let body = json!({"pool": args.pool, "size_bytes": args.size, "thick": args.thick,
                               "settings": settings});
             ("create", &args.name, body, false, &args.order)
@@ -164,7 +164,7 @@ fn volume_order(command: &VolumeCommand) -> Result<PoolRequest, Failure> {
             ("resize", &args.name, json!({"size_bytes": args.size}), false, &args.order)
         }
         VolumeCommand::Set(args) => {
-            let mut settings = settings(&args.settings);
+            let mut settings = settings(&args.settings)?;
             if let Some(key) = args.unset.iter().find(|key| settings.contains_key(*key)) {
                 return Err(Failure::usage(format!(
                     "{key} is both set and removed: leave out --unset {key}, or the option that sets it"
@@ -182,7 +182,7 @@ fn volume_order(command: &VolumeCommand) -> Result<PoolRequest, Failure> {
             ("rename", &args.name, body, false, &args.order)
         }
         VolumeCommand::Clone(args) => {
-            let body = json!({"snapshot": args.snapshot, "settings": settings(&args.settings)});
+            let body = json!({"snapshot": args.snapshot, "settings": settings(&args.settings)?});
             ("clone", &args.name, body, false, &args.order)
         }
         VolumeCommand::Promote(args) => ("promote", &args.name, json!({}), false, &args.order),
@@ -210,7 +210,7 @@ fn value(text: &str) -> Value {
     }
 }
 
-fn settings(args: &SettingArgs) -> Map<String, Value> {
+fn settings(args: &SettingArgs) -> Result<Map<String, Value>, Failure> {
     let mut settings = Map::new();
     if !args.limit.is_empty() {
         let keys = args.limit.iter().map(|(key, text)| (key.clone(), value(text)));
@@ -229,7 +229,11 @@ fn settings(args: &SettingArgs) -> Map<String, Value> {
         settings.insert("read_only".to_owned(), true.into());
     }
     settings.extend(args.others.iter().map(|(key, text)| (key.clone(), value(text))));
-    settings
+    if let Some(file) = &args.encryption_key_file {
+        let path = absolute(std::slice::from_ref(file))?.remove(0);
+        settings.insert("encryption_key_file".to_owned(), path.into());
+    }
+    Ok(settings)
 }
 
 fn act(order: PoolRequest) -> Result<Exit, Failure> {
@@ -314,13 +318,14 @@ mod tests {
         let create = order(
             "flagstone volume create db --pool fast --size 2GiB --limit iops=15000 --limit \
              throughput=240MB/s --allow-host nqn.2026-01.io.h:1 --block-size 512 --read-only \
-             --compression auto --setting nbd_export=data",
+             --compression auto --encryption-key-file /keys/db --setting nbd_export=data",
         );
         let settings = json!({
             "limit": {"iops": 15000, "throughput": "240MB/s"},
             "allow_hosts": ["nqn.2026-01.io.h:1"],
             "block_size": 512,
             "compression": "auto",
+            "encryption_key_file": "/keys/db",
             "read_only": true,
             "nbd_export": "data",
         });

@@ -111,6 +111,7 @@ mod tests {
             used_bytes: 47 << 20,
             stored_bytes: 47 << 20,
             origin: origin.map(str::to_owned),
+            encryption: None,
             settings: serde_json::Map::new(),
         };
         let volumes = [

@@ -151,6 +151,13 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
         if let Some(origin) = &place.origin {
             let _ = write!(text, ", clone of {origin}");
         }
+        if let Some(encryption) = &place.encryption {
+            let key_file = encryption.key_file.as_deref().unwrap_or("unknown");
+            let _ = write!(text, "\n  encryption: {}, key file {key_file}", encryption.algorithm);
+            if let Some(next) = &encryption.locked {
+                let _ = write!(text, "; LOCKED: {next}");
+            }
+        }
     }
     if let Some(mirrored) = &volume.leg_of {
         let _ = writeln!(

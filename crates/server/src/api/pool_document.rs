@@ -249,8 +249,23 @@ pub struct PoolPlaceDocument {
     /// The snapshot of another volume of which it is a clone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// Settings: keys of a volume's table in a configuration.
+    /// Encryption at rest; `null` if it is not encrypted.
+    #[serde(default)]
+    pub encryption: Option<EncryptionDocument>,
+    /// Settings: keys of a volume's table in a configuration, `compression` and
+    /// `encryption_key_file`.
     pub settings: Map<String, Value>,
+}
+
+/// Encryption of a volume at rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct EncryptionDocument {
+    /// `AES-256-XTS`.
+    pub algorithm: String,
+    /// Path of the file with the operator's key.
+    pub key_file: Option<String>,
+    /// Next step while the key is missing; `null` while the volume can be used.
+    pub locked: Option<String>,
 }
 
 named! {

@@ -21,7 +21,7 @@ use super::pool_document::{
 use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::pools::scrub::ScrubOrder;
-use crate::pools::settings;
+use crate::pools::settings::{self, KEY_FILE_KEY};
 use crate::pools::{
     AcceptedLoss, CloneVolume, ClosedCause, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume,
     Outcome, PoolSlot, PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
@@ -61,9 +61,9 @@ struct PoolBody {
     cancel: bool,
 }
 
-/// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick` and
-/// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to`, `pool`
-/// and `force`; `clone` `snapshot` and `settings`; `delete` `pool` and `force`.
+/// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick`,
+/// `encryption_key_file` and `settings`; `resize` `size_bytes`; `set` `thick`, `settings`,
+/// `encryption_key_file` and `force`; `rename` `to`, `pool` and `force`; `clone` `snapshot` and `settings`; `delete` `pool` and `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "VolumeOrder")]
@@ -72,7 +72,10 @@ struct VolumeBody {
     pool: Option<String>,
     size_bytes: Option<u64>,
     thick: Option<bool>,
-    /// Keys of a volume's table in a configuration; `set` removes keys that are `null`.
+    /// Path of the key file of an encrypted volume: the same as this key of `settings`.
+    encryption_key_file: Option<String>,
+    /// Keys of a volume's table in a configuration, `compression` and `encryption_key_file`; `set`
+    /// removes keys that are `null`.
     settings: Map<String, Value>,
     to: Option<String>,
     /// The snapshot that becomes the content of a clone.
@@ -242,21 +245,26 @@ impl Api {
         let action = VolumeAction::ALL.into_iter().find(|action| action.name() == word);
         let action = action.ok_or_else(|| unknown_action(word, known))?;
         let takes: &[&str] = match action {
-            VolumeAction::Create => &["pool", "size_bytes", "thick", "settings"],
+            VolumeAction::Create => {
+                &["pool", "size_bytes", "thick", "encryption_key_file", "settings"]
+            }
             VolumeAction::Resize => &["size_bytes"],
-            VolumeAction::Set => &["thick", "settings", "force"],
+            VolumeAction::Set => &["thick", "encryption_key_file", "settings", "force"],
             VolumeAction::Rename => &["pool", "to", "force"],
             VolumeAction::Clone => &["snapshot", "settings"],
             VolumeAction::Promote => &[],
             VolumeAction::Delete => &["pool", "force"],
         };
         let given: VolumeBody = body(&call, takes)?;
-        let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, snapshot, force } = given;
+        let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, snapshot, force, .. } =
+            given;
+        let key_file = given.encryption_key_file.map(|path| (KEY_FILE_KEY.to_owned(), path.into()));
         tracing::info!(caller = %call.caller, volume = name, %action, dry_run, "volume order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
             let size = size_bytes.ok_or_else(|| missing("size_bytes"));
-            let settings: Settings = settings;
+            let mut settings: Settings = settings;
+            settings.extend(key_file);
             match action {
                 VolumeAction::Create => {
                     let pool = pool.ok_or_else(|| missing("pool"))?;
@@ -458,6 +466,7 @@ fn place_of(pool: &str, info: VolumeInfo, settings: Settings) -> PoolPlaceDocume
     PoolPlaceDocument {
         name: pool.to_owned(),
         thick: info.thick,
+        encryption: crate::pools::encryption(pool, &info),
         used_bytes: info.used_bytes,
         stored_bytes: info.stored_bytes,
         origin: info.origin,

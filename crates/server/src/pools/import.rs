@@ -235,6 +235,7 @@ impl Server {
         self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
+        self.serve_locked(name, &pool).await;
         let volumes = pool.status().volumes;
         let mut outcome = format!("pool {name} is open and has {volumes} volumes");
         let unserved: Vec<String> = self.pools.slot(name)?.unserved.into_keys().collect();

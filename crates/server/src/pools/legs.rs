@@ -103,6 +103,7 @@ impl LegOpener {
             ));
         };
         super::retire::state_of(&self.draining, &info).check_leg(volume)?;
+        super::key_files::unlock(pool_name, &pool, &info).await?;
         if info.incomplete || !is_kept(&info) {
             take(&pool, &info).await?;
         }
@@ -208,7 +209,8 @@ pub(super) fn was_leg(info: &VolumeInfo) -> bool {
 /// 422 for settings that it cannot have.
 pub(super) fn check_settings(name: &str, mirrored: &str, given: &Settings) -> Result<(), Problem> {
     settings::check_compression(given)?;
-    let own = given.keys().find(|key| *key != settings::COMPRESSION_KEY);
+    settings::key_file(given).map_err(Problem::invalid)?;
+    let own = given.keys().find(|key| !settings::OWN_KEYS.contains(&key.as_str()));
     match own {
         None => Ok(()),
         Some(key) => Err(Problem::invalid(format!(

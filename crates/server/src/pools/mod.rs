@@ -10,8 +10,11 @@
 mod absence;
 mod device_orders;
 mod disk_search;
+#[cfg(test)]
+mod encryption_tests;
 mod fullness;
 mod import;
+mod key_files;
 pub(crate) mod legs;
 mod log_orders;
 mod open;
@@ -45,7 +48,7 @@ use flagstone_config::{LayerConfig, Subsystem, Volume};
 use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::VolumeReceiver;
-use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
+use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeEncryption, VolumeInfo};
 use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -54,6 +57,7 @@ pub(crate) use device_orders::{GrowPool, RemoveDevice};
 use disk_search::DiskSearch;
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use import::AcceptedLoss;
+pub(crate) use key_files::document as encryption;
 pub(crate) use log_orders::SetLog;
 use open::{LogDecision, OperatorConsent};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
@@ -420,6 +424,8 @@ impl Server {
                 if let Some(device) = removing {
                     self.resume_removal(name, &pool, &device).await;
                 }
+                // Last, because key files may hang.
+                self.serve_locked(name, &pool).await;
                 tracing::info!("pool {name} is open");
             }
             Err(mut error) => {
@@ -483,10 +489,13 @@ impl Server {
         }
     }
 
-    /// Serves every volume of a pool.
+    /// Serves every volume of a pool that is not locked; [`Server::serve_locked`] serves the others.
     fn serve_pool(&self, name: &str, pool: &Pool) {
         for info in pool.volumes() {
-            self.serve_or_note(name, pool, &info);
+            match info.encryption {
+                VolumeEncryption::Locked => self.note_unread(name, &info),
+                _ => self.serve_or_note(name, pool, &info),
+            }
         }
         self.end_retirements(name, Some(pool));
     }

@@ -268,9 +268,7 @@ impl Server {
         let slot = self.pools.slot(name)?;
         let loss = match &slot.state {
             PoolState::Open(pool) if pool.status().failed.is_none() => {
-                return Ok(Outcome::unchanged(format!(
-                    "pool {name} has not failed: nothing to do"
-                )));
+                return self.reopen_locked(name, pool, *dry_run).await;
             }
             PoolState::Open(_) => {
                 Some("writes since the last flush, although they were acknowledged".to_owned())

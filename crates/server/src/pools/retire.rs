@@ -96,7 +96,7 @@ impl Pools {
         }
     }
 
-    fn set_unserved(&self, pool: &str, name: &str, why: String) {
+    pub(super) fn set_unserved(&self, pool: &str, name: &str, why: String) {
         if let Some(slot) = self.slots.borrow_mut().get_mut(pool) {
             slot.unserved.insert(name.to_owned(), why);
         }

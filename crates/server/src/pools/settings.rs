@@ -12,12 +12,19 @@ use flagstone_units::nearest_name;
 use serde_json::{Map, Value};
 
 use crate::http::Problem;
+use crate::limits::KEY_FILE_PATH_BYTES;
 
 /// Keys and values of a volume's table.
 pub(crate) type Settings = Map<String, Value>;
 
 /// Key that the pool obeys. The others are keys of a volume's table in a configuration.
-pub(super) const COMPRESSION_KEY: &str = COMPRESSION_PROPERTY;
+const COMPRESSION_KEY: &str = COMPRESSION_PROPERTY;
+
+/// Path of the file with the key of an encrypted volume.
+pub(crate) const KEY_FILE_KEY: &str = "encryption_key_file";
+
+/// Keys that no configuration has.
+pub(super) const OWN_KEYS: [&str; 2] = [COMPRESSION_KEY, KEY_FILE_KEY];
 
 const VERSION_KEY: &str = "settings.version";
 const VERSION: &str = "1";
@@ -51,6 +58,22 @@ pub(crate) fn check_compression(settings: &Settings) -> Result<(), Problem> {
             let names = Compression::ALL.map(Compression::name).join(", ");
             Err(Problem::invalid(format!("compression = {value}: write one of {names}")))
         }
+    }
+}
+
+/// Path of the key file of an encrypted volume. It may come from the disks of a stranger.
+///
+/// # Errors
+/// The reason why no such file can exist.
+pub(crate) fn key_file(settings: &Settings) -> Result<Option<&str>, String> {
+    let Some(value) = settings.get(KEY_FILE_KEY) else { return Ok(None) };
+    let is_usable = |path: &&str| {
+        let is_plain = !path.chars().any(char::is_control);
+        path.starts_with('/') && path.len() <= KEY_FILE_PATH_BYTES && is_plain
+    };
+    match value.as_str().filter(is_usable) {
+        Some(path) => Ok(Some(path)),
+        None => Err(format!("{KEY_FILE_KEY} is not the absolute path of a file")),
     }
 }
 
@@ -91,7 +114,7 @@ pub(crate) fn nqn(
 /// # Errors
 /// 422 with the known keys.
 pub(crate) fn check_removed(stored: &Settings, change: &Settings) -> Result<(), Problem> {
-    let known: Vec<&str> = pool_volume_keys().chain([COMPRESSION_KEY]).collect();
+    let known: Vec<&str> = pool_volume_keys().chain(OWN_KEYS).collect();
     let is_unknown = |key: &str| !known.contains(&key) && !stored.contains_key(key);
     let mut removed = change.iter().filter(|(_, value)| value.is_null()).map(|(key, _)| key);
     let Some(key) = removed.find(|key| is_unknown(key)) else { return Ok(()) };
@@ -122,7 +145,7 @@ pub(crate) fn volume(
     name: &str,
     settings: &Settings,
 ) -> Result<(Volume, Subsystem), Diagnostics> {
-    let keys = settings.iter().filter(|(key, _)| *key != COMPRESSION_KEY);
+    let keys = settings.iter().filter(|(key, _)| !OWN_KEYS.contains(&key.as_str()));
     let keys = keys.map(|(key, value)| format!("{} = {}\n", toml_text(key), toml(value)));
     let (volume, mut subsystem) = config.pool_volume(pool, name, &keys.collect::<String>())?;
     // Namespaces would be indices of the configuration's volumes.

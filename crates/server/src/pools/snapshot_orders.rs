@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::PoolState;
 use super::orders::Outcome;
 use super::retire::not_retired;
-use super::settings::{self, Settings};
+use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::stream_orders::end_receiving;
 use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::VolumeOrder;
@@ -249,13 +249,17 @@ impl Server {
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
-        let (FoundVolume { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, info, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
         settings::check_removed(&Settings::new(), &settings)?;
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
-            let same = found.info.origin.as_ref() == Some(full)
-                && settings::from_properties(&found.info.properties).as_ref() == Ok(&settings);
+            let mut own = settings::from_properties(&found.info.properties);
+            if let (Ok(own), false) = (&mut own, settings.contains_key(KEY_FILE_KEY)) {
+                // It was inherited.
+                own.remove(KEY_FILE_KEY);
+            }
+            let same = found.info.origin.as_ref() == Some(full) && own.as_ref() == Ok(&settings);
             return match same {
                 true => Ok(Outcome::unchanged(format!("volume {name} exists already"))),
                 false => Err(Problem::conflict(format!(
@@ -263,6 +267,15 @@ impl Server {
                 ))),
             };
         }
+        let inherited = settings::from_properties(&info.properties).map_err(Problem::conflict)?;
+        let inherited = inherited.get(KEY_FILE_KEY);
+        if settings.get(KEY_FILE_KEY).is_some_and(|given| Some(given) != inherited) {
+            return Err(Problem::invalid(format!(
+                "a clone has the encryption and the key file of {full}: leave {KEY_FILE_KEY} out; \
+                 flagstone volume set {name} changes the key afterwards"
+            )));
+        }
+        settings.extend(inherited.map(|path| (KEY_FILE_KEY.to_owned(), path.clone())));
         self.checked(&pool_name, name, &settings, None)?;
         let bytes = exact_size(snapshot.size_bytes);
         let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}"))

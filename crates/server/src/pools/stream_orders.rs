@@ -11,13 +11,15 @@ use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
 use flagstone_pool::stream::receive::{RECEIVED_KEY, Received, VolumeReceiver};
 use flagstone_pool::stream::send::StreamPart;
 use flagstone_pool::{
-    COMPRESSION_PROPERTY, Compression, Pool, PoolVolume, VolumeInfo, VolumeOptions,
+    COMPRESSION_PROPERTY, Compression, Pool, PoolVolume, VolumeEncryption, VolumeInfo,
+    VolumeOptions, WrappingKey,
 };
 use flagstone_units::exact_size;
 
 use super::Pools;
+use super::key_files;
 use super::retire::not_retired;
-use super::settings::{self, Settings};
+use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::snapshot_orders::is_name;
 use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::{RECEIVING_KEY, ReceiveStep, StreamId, VolumeOrder, VolumeState};
@@ -229,7 +231,8 @@ impl Server {
                 Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
             })?;
             let settings = settings::compressed(part.compression.unwrap_or_default());
-            let device = self.create_received(name, pool_name, &stream, start, &settings).await?;
+            let made = self.create_received(name, pool_name, &stream, start, &settings, None).await;
+            let device = made?;
             return Ok(receiver(device, 0));
         };
         let FoundVolume { pool_name, pool, info, state, .. } = &found;
@@ -270,12 +273,23 @@ impl Server {
             ReceiveStep::StartOver => {
                 let own = info.properties.get(COMPRESSION_PROPERTY).map(String::as_str);
                 let settings = settings::compressed(part.compression.or(own).unwrap_or_default());
+                let mut settings = settings;
+                // Its next content is encrypted as well.
+                let former = settings::from_properties(&info.properties).unwrap_or_default();
+                let key_file = former.get(KEY_FILE_KEY);
+                settings.extend(key_file.map(|path| (KEY_FILE_KEY.to_owned(), path.clone())));
                 // A refusal must not follow the deletion.
                 self.checked(pool_name, name, &settings, None)?;
+                let key = key_files::for_creation(&settings).await?;
+                if key.is_none() && info.encryption != VolumeEncryption::None {
+                    return Err(Problem::conflict(format!(
+                        "volume {name} is encrypted, and its key file is not known: delete it first"
+                    )));
+                }
                 let deleted = pool.delete_volume(name).await;
                 deleted.map_err(|error| problem(pool_name, error))?;
                 let device =
-                    self.create_received(name, pool_name, &stream, start, &settings).await?;
+                    self.create_received(name, pool_name, &stream, start, &settings, key).await?;
                 Ok(receiver(device, 0))
             }
             ReceiveStep::Rebase { is_complete } => {
@@ -294,6 +308,7 @@ impl Server {
         stream: &StreamId,
         start: &StreamStart,
         settings: &Settings,
+        key: Option<WrappingKey>,
     ) -> Result<Arc<PoolVolume>, Problem> {
         let pool = self.pools.open_pool(pool_name)?;
         self.checked(pool_name, name, settings, None)?;
@@ -301,7 +316,10 @@ impl Server {
         mark_receiving(&mut properties, stream);
         let options =
             VolumeOptions { size_bytes: start.size_bytes, properties, ..VolumeOptions::default() };
-        let created = pool.create_volume(name, &options).await;
+        let created = match &key {
+            Some(key) => pool.create_encrypted_volume(name, &options, key).await,
+            None => pool.create_volume(name, &options).await,
+        };
         let device = created.map_err(|error| problem(pool_name, error))?;
         self.pools.note_receiving(pool_name, &pool, name);
         tracing::info!("volume {name} of {} is received", exact_size(start.size_bytes));

@@ -19,13 +19,13 @@ use crate::serve::open;
 use crate::signals::Signals;
 
 /// A server, and the folder of its files.
-struct Bed {
-    server: Rc<Server>,
-    scratch: TempDir,
+pub(super) struct Bed {
+    pub(super) server: Rc<Server>,
+    pub(super) scratch: TempDir,
 }
 
 impl Bed {
-    async fn start() -> Bed {
+    pub(super) async fn start() -> Bed {
         let scratch = tempfile::tempdir().unwrap();
         let state = scratch.path().join("state");
         let text = format!(
@@ -52,7 +52,7 @@ impl Bed {
         path
     }
 
-    async fn create_pool(&self, name: &str, file: &str) {
+    pub(super) async fn create_pool(&self, name: &str, file: &str) {
         let make = MakePool {
             name: name.to_owned(),
             devices: vec![self.file(file).to_str().unwrap().to_owned()],
@@ -62,10 +62,15 @@ impl Bed {
             accepted_loss: AcceptedLoss::new(false, None),
             dry_run: false,
         };
-        self.server.create_pool(make).await.unwrap();
+        // Boxed, because the stack of a test is small.
+        Box::pin(self.server.create_pool(make)).await.unwrap();
     }
 
-    async fn create_volume(&self, name: &str, settings: Value) -> Result<Outcome, Problem> {
+    pub(super) async fn create_volume(
+        &self,
+        name: &str,
+        settings: Value,
+    ) -> Result<Outcome, Problem> {
         let make = MakeVolume {
             name: name.to_owned(),
             pool: "fast".to_owned(),
@@ -74,10 +79,10 @@ impl Bed {
             settings: table(settings),
             dry_run: false,
         };
-        self.server.create_volume(make).await
+        Box::pin(self.server.create_volume(make)).await
     }
 
-    async fn set(&self, settings: Value) -> Result<Outcome, Problem> {
+    pub(super) async fn set(&self, settings: Value) -> Result<Outcome, Problem> {
         let set = SetVolume {
             name: "db".to_owned(),
             thick: None,
@@ -85,7 +90,7 @@ impl Bed {
             force: false,
             dry_run: false,
         };
-        self.server.set_volume(set).await
+        Box::pin(self.server.set_volume(set)).await
     }
 
     async fn remove_device(&self, file: &str, cancel: bool) -> Result<Outcome, Problem> {
@@ -102,7 +107,7 @@ impl Bed {
         self.server.note_missing_volumes();
     }
 
-    async fn write(&self, volume: &str, byte: u8) {
+    pub(super) async fn write(&self, volume: &str, byte: u8) {
         let pool = self.server.pools.open_pool("fast").unwrap();
         let device = pool.open_volume(volume).unwrap();
         device.write(0, Buf::copy_of(&[byte; 4096]).unwrap(), false).await.unwrap();
@@ -127,11 +132,11 @@ impl Bed {
     }
 }
 
-fn table(value: Value) -> Settings {
+pub(super) fn table(value: Value) -> Settings {
     value.as_object().unwrap().clone()
 }
 
-fn test(body: impl Future<Output = ()>) {
+pub(super) fn test(body: impl Future<Output = ()>) {
     block_on(body).unwrap();
 }
 

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use flagstone_blockdev::SharedDevice;
 use flagstone_config::{Subsystem, Volume};
 use flagstone_mirror::ondisk::locate::{is_found_after_growth, replica_end};
-use flagstone_pool::{Pool, PoolVolume, VolumeError, VolumeInfo, VolumeOptions};
+use flagstone_pool::{Pool, PoolVolume, VolumeEncryption, VolumeError, VolumeInfo, VolumeOptions};
 use flagstone_units::display::size;
 use flagstone_units::exact_size;
 use serde_json::Value;
 
+use super::key_files::{self, KeyChange};
 use super::legs;
 use super::orders::Outcome;
-use super::settings::{self, Settings};
+use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::volume_state::{VolumeOrder, VolumeState};
 use super::{PoolState, failed};
 use crate::http::Problem;
@@ -147,6 +148,7 @@ impl Server {
         own: Option<usize>,
     ) -> Result<(Volume, Subsystem), Problem> {
         settings::check_compression(settings)?;
+        settings::key_file(settings).map_err(Problem::invalid)?;
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
@@ -189,6 +191,7 @@ impl Server {
         if *thick && *size_bytes > free {
             return Err(no_space(pool_name, free));
         }
+        let key = key_files::for_creation(&settings).await?;
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
         let full = exact_size(*size_bytes);
         let next = match mirrored {
@@ -204,12 +207,19 @@ impl Server {
                 size(free)
             );
         }
+        if key.is_some() {
+            outcome.outcome += "; it is encrypted, so keep copies of its key file: without the key, \
+                                its data is lost";
+        }
         if *dry_run {
             return Ok(outcome);
         }
         let properties = settings::to_properties(&settings);
         let options = VolumeOptions { size_bytes: *size_bytes, thick: *thick, properties };
-        let created = pool.create_volume(name, &options).await;
+        let created = match &key {
+            Some(key) => pool.create_encrypted_volume(name, &options, key).await,
+            None => pool.create_volume(name, &options).await,
+        };
         let device = created.map_err(|error| problem(pool_name, error))?;
         self.serve_created(pool_name, &pool, device).await?;
         tracing::info!("volume {name} of {full} was created in pool {pool_name}");
@@ -384,7 +394,13 @@ impl Server {
         settings::check_removed(&settings, change)?;
         settings::merge(&mut settings, change);
         let thick = thick.unwrap_or(info.thick);
-        if before.as_ref() == Ok(&settings) && thick == info.thick {
+        let former = before.clone().unwrap_or_default();
+        let is_given = change.contains_key(KEY_FILE_KEY);
+        let of = (pool_name.as_str(), &pool, &info);
+        let key = key_files::change_of(of, &former, &settings, is_given).await?;
+        let is_unlocked =
+            info.encryption == VolumeEncryption::Locked && !matches!(key, KeyChange::Unchanged);
+        if before.as_ref() == Ok(&settings) && thick == info.thick && !is_unlocked {
             return Ok(Outcome::unchanged(format!("volume {name} has these settings already")));
         }
         let own = served.as_ref().map(|served| served.number);
@@ -393,12 +409,16 @@ impl Server {
         if live.is_none() {
             self.check_detached(served.as_slice(), *force)?;
         }
-        let outcome = Outcome::changed(match &live {
+        let mut outcome = Outcome::changed(match &live {
+            _ if is_unlocked => format!("volume {name} is unlocked and served"),
             Some(_) => format!("volume {name} is changed while hosts are attached"),
             None => {
                 format!("volume {name} is taken out of service and served with its new settings")
             }
         });
+        if let KeyChange::Next { .. } = key {
+            outcome.outcome += "; its former key opens only old copies of the devices from then on";
+        }
         let lost =
             before.is_err().then(|| "its former settings, allowed hosts included".to_owned());
         let outcome = outcome.losing(lost);
@@ -410,8 +430,21 @@ impl Server {
             None => Some(self.keep_detached(served.as_slice(), *force)?),
         };
         let properties = settings::to_properties(&settings);
-        let set = pool.set_volume(name, thick, properties).await;
-        set.map_err(|error| problem(&pool_name, error))?;
+        let set = match &key {
+            KeyChange::Next { present, next } => {
+                pool.set_volume_key(name, (present, next), thick, properties).await
+            }
+            KeyChange::Unchanged | KeyChange::Same(_) => {
+                pool.set_volume(name, thick, properties).await
+            }
+        };
+        let unlocked = set.and_then(|()| match &key {
+            KeyChange::Unchanged => Ok(()),
+            KeyChange::Same(key) | KeyChange::Next { next: key, .. } => {
+                pool.unlock_volume(name, key)
+            }
+        });
+        unlocked.map_err(|error| problem(&pool_name, error))?;
         match live {
             Some(served) => {
                 self.set_live(&served, volume, subsystem, settings).map_err(failed)?;

@@ -1,0 +1,267 @@
+//! Key files of encrypted volumes: read when a volume is created, gets another key, or is about to be
+//! served.
+//!
+//! Invariants:
+//! - only the path of a key file is stored. Its content is dropped after use, and is part of no
+//!   answer, log or error;
+//! - a path may come from the disks of a stranger: only a regular file that others may not read is
+//!   opened, in the thread of its path and with a time limit;
+//! - a missing key keeps its own volume out of service, and no other.
+
+use std::path::Path;
+
+use flagstone_pool::{Pool, VolumeEncryption, VolumeError, VolumeInfo, WrappingKey};
+use flagstone_runtime::{spawn, time};
+use flagstone_stack::private_file::{self, PrivateFileError};
+
+use super::orders::Outcome;
+use super::path_threads::in_thread;
+use super::settings::{self, KEY_FILE_KEY, Settings};
+use super::volume_orders::problem;
+use super::volume_state::VolumeState;
+use crate::api::pool_document::EncryptionDocument;
+use crate::http::Problem;
+use crate::limits::{KEY_FILE_BYTES, KEY_FILES_AT_ONCE, OPEN_TIMEOUT};
+use crate::serve::Server;
+
+const ALGORITHM: &str = "AES-256-XTS";
+
+/// Reason of a locked volume until its key file was read.
+const UNREAD: &str = "its key file is being read";
+
+/// Effect of an order on the key of a volume.
+pub(super) enum KeyChange {
+    /// None.
+    Unchanged,
+    /// The named file has the present key.
+    Same(WrappingKey),
+    /// The data key is wrapped with another key.
+    Next { present: WrappingKey, next: WrappingKey },
+}
+
+/// Reads the key in a file.
+///
+/// # Errors
+/// The reason, with the path.
+async fn read(path: &str) -> Result<WrappingKey, String> {
+    let own = path.to_owned();
+    let read = in_thread("key file", path, move |_| read_now(Path::new(&own)));
+    let key = match time::timeout(OPEN_TIMEOUT, read).await {
+        Ok(read) => read.unwrap_or_else(|error| Err(error.to_string())),
+        Err(_) => Err("it does not answer".to_owned()),
+    };
+    key.map_err(|why| format!("key file {path}: {why}"))
+}
+
+fn read_now(path: &Path) -> Result<WrappingKey, String> {
+    // Opening a pipe waits for a writer, and opening a device may change it.
+    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if !metadata.is_file() {
+        return Err(PrivateFileError::Kind.to_string());
+    }
+    let text = private_file::read(path, KEY_FILE_BYTES).map_err(|error| error.to_string())?;
+    WrappingKey::parse(&text).ok_or_else(|| {
+        "it has no 64 hexadecimal digits or Base64 of 32 bytes: flagstone key generate FILE \
+         --volume writes a new key"
+            .to_owned()
+    })
+}
+
+/// The key for a new volume with these settings; `None` for one that is not encrypted.
+///
+/// # Errors
+/// 409 with the reason, 422 for an impossible path.
+pub(super) async fn for_creation(settings: &Settings) -> Result<Option<WrappingKey>, Problem> {
+    match settings::key_file(settings).map_err(Problem::invalid)? {
+        Some(path) => read(path).await.map(Some).map_err(Problem::conflict),
+        None => Ok(None),
+    }
+}
+
+/// The key of a locked volume.
+///
+/// # Errors
+/// The reason why the volume stays locked, and the next step.
+async fn key_of(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> Result<WrappingKey, String> {
+    let found = async {
+        let settings = settings::from_properties(&info.properties)?;
+        let path = settings::key_file(&settings)?;
+        let path = path.ok_or_else(|| format!("its settings have no {KEY_FILE_KEY}"))?;
+        let key = read(path).await?;
+        let checked = pool.check_key(&info.name, &key);
+        checked.map(|()| key).map_err(|error| format!("key file {path}: {error}"))
+    };
+    found.await.map_err(|why| {
+        format!("{why}: put the key back, then run flagstone pool reopen {pool_name}")
+    })
+}
+
+/// Unlocks a volume if it is locked.
+///
+/// # Errors
+/// The reason, and the next step.
+pub(super) async fn unlock(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
+    if info.encryption != VolumeEncryption::Locked {
+        return Ok(());
+    }
+    let key = key_of(pool_name, pool, info).await?;
+    pool.unlock_volume(&info.name, &key).map_err(|error| error.to_string())
+}
+
+/// Effect of an order that changes the settings of a volume from `before` to `after`. A file with
+/// the present key may replace one that is lost.
+///
+/// # Errors
+/// 409 if a key is missing or wrong, or the volume is not encrypted; 422 without a key file.
+pub(super) async fn change_of(
+    (pool_name, pool, info): (&str, &Pool, &VolumeInfo),
+    before: &Settings,
+    after: &Settings,
+    is_given: bool,
+) -> Result<KeyChange, Problem> {
+    let name = &info.name;
+    let path = settings::key_file(after).map_err(Problem::invalid)?;
+    let path = match (path, info.encryption) {
+        (None, VolumeEncryption::None) => return Ok(KeyChange::Unchanged),
+        (Some(_), VolumeEncryption::None) if is_given => {
+            return Err(problem(pool_name, VolumeError::NotEncrypted { name: name.clone() }));
+        }
+        (None, _) => {
+            return Err(Problem::invalid(format!(
+                "volume {name} is encrypted: name its key file with --encryption-key-file"
+            )));
+        }
+        (Some(_), _) if !is_given => return Ok(KeyChange::Unchanged),
+        (Some(path), _) => path,
+    };
+    let next = read(path).await.map_err(Problem::conflict)?;
+    let wrong = match pool.check_key(name, &next) {
+        Ok(()) => return Ok(KeyChange::Same(next)),
+        Err(error) => format!("key file {path}: {error}"),
+    };
+    let former = settings::key_file(before).ok().flatten().filter(|former| *former != path);
+    let Some(former) = former else {
+        let how = "to change the key, name another file, and keep this one with the present key";
+        return Err(Problem::conflict(format!("{wrong}; {how}")));
+    };
+    let present = async {
+        let key = read(former).await?;
+        let checked = pool.check_key(name, &key);
+        checked.map(|()| key).map_err(|error| format!("key file {former}: {error}"))
+    };
+    let present = present.await.map_err(|why| {
+        Problem::conflict(format!("the present key is needed to change it: {why}; and {wrong}"))
+    })?;
+    Ok(KeyChange::Next { present, next })
+}
+
+/// Encryption of a volume, as the API shows it.
+pub(crate) fn document(pool: &str, info: &VolumeInfo) -> Option<EncryptionDocument> {
+    let settings = settings::from_properties(&info.properties).unwrap_or_default();
+    let locked = match info.encryption {
+        VolumeEncryption::None => return None,
+        VolumeEncryption::Unlocked => None,
+        VolumeEncryption::Locked => {
+            Some(format!("put its key back, then run flagstone pool reopen {pool}"))
+        }
+    };
+    let key_file = settings::key_file(&settings).ok().flatten().map(str::to_owned);
+    Some(EncryptionDocument { algorithm: ALGORITHM.to_owned(), key_file, locked })
+}
+
+impl Server {
+    /// Notes locked volumes as not served, until [`Server::serve_locked`] has read their keys.
+    pub(super) fn note_locked(&self, name: &str, info: &VolumeInfo, why: &str) {
+        if let VolumeState::Leg { .. } = self.pools.state_of(name, info) {
+            // Its mirror reports it.
+            return;
+        }
+        self.pools.set_unserved(name, &info.name, why.to_owned());
+    }
+
+    pub(super) fn note_unread(&self, name: &str, info: &VolumeInfo) {
+        self.note_locked(name, info, UNREAD);
+    }
+
+    /// The keys of all locked volumes of a pool.
+    async fn keys_of_locked(
+        &self,
+        name: &str,
+        pool: &Pool,
+    ) -> Vec<(VolumeInfo, Result<WrappingKey, String>)> {
+        let is_locked = |info: &VolumeInfo| info.encryption == VolumeEncryption::Locked;
+        let locked: Vec<_> = pool.volumes().into_iter().filter(is_locked).collect();
+        let mut found = Vec::with_capacity(locked.len());
+        for part in locked.chunks(KEY_FILES_AT_ONCE) {
+            let reads: Vec<_> = part
+                .iter()
+                .map(|info| {
+                    let (name, pool, info) = (name.to_owned(), pool.clone(), info.clone());
+                    spawn(async move { key_of(&name, &pool, &info).await })
+                })
+                .collect();
+            for (info, key) in part.iter().zip(reads) {
+                let key = key.await.unwrap_or_else(|_| Err("its key was not read".to_owned()));
+                found.push((info.clone(), key));
+            }
+        }
+        found
+    }
+
+    /// Unlocks and serves a volume, or notes why not.
+    fn serve_with_key(
+        &self,
+        name: &str,
+        pool: &Pool,
+        info: &VolumeInfo,
+        key: Result<WrappingKey, String>,
+    ) -> Result<(), String> {
+        let unlocked = key.and_then(|key| {
+            pool.unlock_volume(&info.name, &key).map_err(|error| error.to_string())
+        });
+        let served = unlocked.and_then(|()| self.serve_pool_volume(name, pool, info));
+        if let Err(why) = &served {
+            tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
+            self.note_locked(name, info, why);
+        }
+        served
+    }
+
+    /// Serves the locked volumes of a pool that was just opened. The caller has its lock.
+    pub(super) async fn serve_locked(&self, name: &str, pool: &Pool) {
+        for (info, key) in self.keys_of_locked(name, pool).await {
+            // The reason is noted.
+            let _ = self.serve_with_key(name, pool, &info, key);
+        }
+    }
+
+    /// Serves locked volumes of a pool that has not failed, and disturbs no other.
+    ///
+    /// # Errors
+    /// 409 with the reason if a volume stays locked. The others are served.
+    pub(super) async fn reopen_locked(
+        &self,
+        name: &str,
+        pool: &Pool,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let (mut served, mut refused) = (Vec::new(), Vec::new());
+        for (info, key) in self.keys_of_locked(name, pool).await {
+            let done = match dry_run {
+                true => key.map(drop),
+                false => self.serve_with_key(name, pool, &info, key),
+            };
+            match done {
+                Ok(()) => served.push(info.name),
+                Err(why) => refused.push(format!("volume {} is not served: {why}", info.name)),
+            }
+        }
+        if !refused.is_empty() {
+            return Err(Problem::conflict(refused.join("; ")));
+        }
+        Ok(match served.is_empty() {
+            true => Outcome::unchanged(format!("pool {name} has not failed: nothing to do")),
+            false => Outcome::changed(format!("volumes are unlocked: {}", served.join(", "))),
+        })
+    }
+}
