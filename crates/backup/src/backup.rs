@@ -179,6 +179,11 @@ impl<'a> Writer<'a> {
         self.check_beginning(&part)
     }
 
+    /// Source of the frames of the stream.
+    fn stream_source(&self) -> u64 {
+        self.snapshot.stream_source(self.base.as_ref().map(|(entry, _)| &entry.snapshot))
+    }
+
     fn check_beginning(&self, part: &[u8]) -> Result<(), BackupError> {
         let frame = StreamFrame::decode(part).map_err(broken)?;
         let Some((StreamFrame { snapshot, source, body: FrameBody::Begin(start), .. }, _)) = frame
@@ -187,7 +192,7 @@ impl<'a> Writer<'a> {
         };
         let base = self.base.as_ref().map(|(entry, _)| entry.snapshot.uuid());
         let is_same = snapshot == self.snapshot.uuid()
-            && source == self.snapshot.source
+            && source == self.stream_source()
             && start.size_bytes == self.snapshot.size_bytes
             && start.base == base;
         match is_same {
@@ -202,7 +207,7 @@ impl<'a> Writer<'a> {
         let mut next = None;
         while let Some((frame, len)) = StreamFrame::decode(rest).map_err(broken)? {
             rest = &rest[len..];
-            if frame.snapshot != self.snapshot.uuid() || frame.source != self.snapshot.source {
+            if frame.snapshot != self.snapshot.uuid() || frame.source != self.stream_source() {
                 return Err(broken("a snapshot was replaced by another one of the same name"));
             }
             if next.is_some_and(|next| next != frame.offset)

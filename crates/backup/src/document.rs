@@ -24,7 +24,8 @@ pub struct SnapshotIdentity {
     pub snapshot: String,
     /// UUID of the snapshot. Snapshots that were taken together have one.
     pub snapshot_id: String,
-    /// Number that tells them apart: of the pool, and of the snapshot in it.
+    /// Number that tells them apart: the first half is of the pool, the second of the snapshot. It
+    /// is the source of the snapshot's stream without a base.
     pub source: u64,
     /// Size of the volume, in bytes.
     pub size_bytes: u64,
@@ -161,6 +162,11 @@ impl SnapshotIdentity {
     /// True if both are one snapshot, of one pool.
     pub fn is_same(&self, other: &SnapshotIdentity) -> bool {
         self.uuid() == other.uuid() && self.source == other.source
+    }
+
+    /// Source of the snapshot's stream: its first half is of the pool and the base.
+    pub fn stream_source(&self, base: Option<&SnapshotIdentity>) -> u64 {
+        self.source ^ base.map_or(0, |base| base.source >> 32)
     }
 
     /// Checks a snapshot's names and its size.

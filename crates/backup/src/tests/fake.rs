@@ -34,6 +34,12 @@ pub(super) fn run<T>(test: impl Future<Output = T>) -> T {
 
 type Blocks = BTreeMap<u64, Vec<u8>>;
 
+/// Source of a stream, as a pool forms it.
+fn source(number: usize, base: Option<usize>) -> u64 {
+    let id = |number: usize| number as u64 + 1;
+    (0x5eed ^ base.map_or(0, id)) | id(number) << 32
+}
+
 /// A volume and its snapshots. Blocks are in few places, some before and after the border of a
 /// range.
 pub(super) struct History {
@@ -86,7 +92,7 @@ impl History {
             volume: "db".to_owned(),
             snapshot: format!("s{number}"),
             snapshot_id: PoolId([number as u8 + 1; 16]).to_string(),
-            source: number as u64,
+            source: source(number, None),
             size_bytes,
             created_seconds: 100 + number as u64,
         };
@@ -149,7 +155,7 @@ impl Stream<'_> {
 impl SnapshotSource for Stream<'_> {
     async fn part(&mut self, offset: u64) -> std::result::Result<Vec<u8>, String> {
         let (identity, blocks) = &self.history.snapshots[self.number];
-        let (snapshot, source) = (identity.uuid(), identity.source);
+        let (snapshot, source) = (identity.uuid(), source(self.number, self.since));
         let mut out = Vec::new();
         let mut frame = |offset, body: FrameBody<'_>| {
             StreamFrame { snapshot, source, offset, body }.encode(&mut out);
