@@ -44,6 +44,8 @@ pub struct Restore {
     windows: VecDeque<Window>,
     downloads: FuturesOrdered<Download>,
     ready: VecDeque<Chunk>,
+    /// The failure that ended the restore. The chunks after it would look like a hole.
+    failure: Option<BackupError>,
 }
 
 /// Divides extents into windows.
@@ -100,6 +102,7 @@ impl Restore {
             windows: VecDeque::new(),
             downloads: FuturesOrdered::new(),
             ready: VecDeque::new(),
+            failure: None,
         })
     }
 
@@ -131,8 +134,17 @@ impl Restore {
     /// The next chunk; `None` at the end of the volume.
     ///
     /// # Errors
-    /// An object is missing or damaged, or the store fails.
+    /// An object is missing or damaged, or the store fails. Each later call returns the same error.
     pub async fn next(&mut self) -> Result<Option<Chunk>, BackupError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let next = self.advance().await;
+        self.failure = next.as_ref().err().cloned();
+        next
+    }
+
+    async fn advance(&mut self) -> Result<Option<Chunk>, BackupError> {
         while self.ready.is_empty() {
             self.fill().await?;
             match self.downloads.next().await {

@@ -45,14 +45,21 @@ async fn restored(
 ) -> Result<Vec<u8>, BackupError> {
     let mut restore = Restore::open(repository.clone(), entry).await?;
     let mut volume = Vec::new();
-    while let Some(chunk) = restore.next().await? {
+    loop {
+        let chunk = match restore.next().await {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => return Ok(volume),
+            Err(error) => {
+                assert_eq!(restore.next().await, Err(error.clone()), "a failure ends it");
+                return Err(error);
+            }
+        };
         assert_eq!(chunk.offset, volume.len() as u64, "chunks follow each other");
         match chunk.data {
             Some(data) => volume.extend_from_slice(&data),
             None => volume.resize(volume.len() + chunk.len as usize, 0),
         }
     }
-    Ok(volume)
 }
 
 async fn check_all(repository: &Arc<Repository>, history: &History) {
