@@ -73,6 +73,10 @@ pub async fn back_up(
     mut progress: impl FnMut(u64),
 ) -> Result<BackupEntry, BackupError> {
     snapshot.check().map_err(|problem| BackupError::Limit(problem.to_owned()))?;
+    if base.is_some_and(|base| !snapshot.can_have_base(&base.snapshot)) {
+        let text = "the base of this backup is of another volume, or larger than the snapshot";
+        return Err(BackupError::Limit(text.to_owned()));
+    }
     repository.probe().await?;
     let id = WriterId::random();
     let (own, base) = match register(repository, snapshot, base, id).await? {

@@ -164,6 +164,12 @@ impl SnapshotIdentity {
         self.uuid() == other.uuid() && self.source == other.source
     }
 
+    /// True if a backup of this snapshot can use unchanged ranges of a backup of `base`: none
+    /// extends beyond the end of the volume.
+    pub fn can_have_base(&self, base: &SnapshotIdentity) -> bool {
+        base.volume == self.volume && base.size_bytes <= self.size_bytes
+    }
+
     /// Source of the snapshot's stream: its first half is of the pool and the base.
     pub fn stream_source(&self, base: Option<&SnapshotIdentity>) -> u64 {
         self.source ^ base.map_or(0, |base| base.source >> 32)

@@ -20,8 +20,8 @@ pub enum Plan {
     },
 }
 
-/// Chooses the base: that of an unfinished backup, or the last backup of the volume whose snapshot
-/// the pool still has, as `is_available` finds out.
+/// Chooses the base: that of an unfinished backup, or the last backup of the volume, no larger than
+/// the snapshot, whose snapshot the pool still has, as `is_available` finds out.
 ///
 /// # Errors
 /// Those of `is_available`.
@@ -40,7 +40,7 @@ pub fn plan<E>(
     for unfinished in head.unfinished.iter().rev().filter(|other| same(&other.snapshot)) {
         let is_usable = match &unfinished.base {
             None => true,
-            Some(base) => !is_full && is_available(base)?,
+            Some(base) => !is_full && snapshot.can_have_base(&base.snapshot) && is_available(base)?,
         };
         if is_usable {
             return Ok(Plan::Make { base: unfinished.base.clone(), continues: true });
@@ -48,7 +48,7 @@ pub fn plan<E>(
     }
     let mut earlier = head.backups.iter().rev();
     while let Some(entry) = earlier.next().filter(|_| !is_full) {
-        if entry.snapshot.volume == snapshot.volume && is_available(entry)? {
+        if snapshot.can_have_base(&entry.snapshot) && is_available(entry)? {
             return Ok(Plan::Make { base: Some(entry.clone()), continues: false });
         }
     }

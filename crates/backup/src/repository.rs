@@ -409,11 +409,24 @@ impl Repository {
         }
         let extents = crate::index::decode(range, &bytes);
         let extents = extents.map_err(|problem| self.damaged(&name, problem))?;
+        self.check_end(manifest, range, &extents)?;
+        Ok(extents)
+    }
+
+    /// Checks that the extents of an index are within the volume of a backup that has the index.
+    pub(crate) fn check_end(
+        &self,
+        manifest: &Manifest,
+        range: u32,
+        extents: &[crate::index::Extent],
+    ) -> Result<(), BackupError> {
         let start = u64::from(range) * crate::limits::RANGE_BYTES;
         let end = extents.last().map_or(0, |last| u64::from(last.first + last.blocks));
-        if start + end * crate::limits::BLOCK_BYTES > manifest.snapshot.size_bytes {
-            return Err(self.damaged(&name, "an extent is beyond the end of the volume"));
+        if start + end * crate::limits::BLOCK_BYTES <= manifest.snapshot.size_bytes {
+            return Ok(());
         }
-        Ok(extents)
+        let writer = manifest.range(range).and_then(|entry| manifest.writer(entry.writer));
+        let name = index_name(writer.unwrap_or_default(), range);
+        Err(self.damaged(&name, "an extent is beyond the end of the volume"))
     }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use flagstone_runtime::rng::Rng;
 use object_store::memory::InMemory;
 
-use crate::document::{BackupEntry, SnapshotIdentity};
+use crate::document::{BackupEntry, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::limits::{BLOCK_BYTES, RANGE_BYTES};
 use crate::prune::{PrunePlan, Retention, plan_prune, prune};
+use crate::repository::HeadChange;
 use crate::tests::fake::{Fault, FaultyStore, History, Stream, run};
 use crate::verify::verify;
 use crate::{BackupError, Options, Plan, Repository, Restore, back_up, plan};
@@ -392,6 +393,79 @@ fn retention_keeps_by_count_or_age() {
         Retention { keep: Some(1), keep_within_s: Some(25), volume: volume(), ..none.clone() };
     assert_eq!(removed(both), [10]);
     assert_eq!(removed(Retention { remove: vec![crate::id::WriterId([20; 16])], ..none }), [20]);
+}
+
+async fn change(repository: &Repository, mut change: impl FnMut(&mut Head)) {
+    let change = |head: &mut Head| {
+        change(head);
+        Ok(HeadChange::Store(()))
+    };
+    repository.change_head(change).await.expect("no fault");
+}
+
+/// A backup of a smaller snapshot, which has a larger one as its base, could not be restored.
+#[test]
+fn smaller_snapshot_has_no_larger_base() {
+    for is_interrupted in [false, true] {
+        run(async {
+            let mut history = History::new(11, 0);
+            let store = Arc::new(FaultyStore::new());
+            let repository = repository(store.clone());
+            let small = history.snapshot(20);
+            history.fill_last_block();
+            let large = history.snapshot(0);
+            let base = command(&repository, &history, large).await.unwrap();
+            if is_interrupted {
+                let mut source = Stream { history: &history, number: small, since: Some(large) };
+                let identity = history.identity(small);
+                let made = back_up(&repository, &identity, Some(&base), &mut source, |_| ()).await;
+                assert!(matches!(made, Err(BackupError::Limit(_))), "{made:?}");
+                change(&repository, |head| {
+                    head.unfinished.push(UnfinishedBackup {
+                        snapshot: identity.clone(),
+                        base: Some(base.clone()),
+                        writers: vec![crate::id::WriterId([1; 16])],
+                        renewed_seconds: 1_000_000,
+                    })
+                })
+                .await;
+            }
+            command(&repository, &history, small).await.expect("it is made");
+            check_all(&repository, &history).await;
+        });
+    }
+}
+
+/// The backup shares its index with a larger one, of which the index is sound.
+#[test]
+fn verify_finds_extents_beyond_the_end() {
+    run(async {
+        let mut history = History::new(11, 0);
+        let repository = repository(Arc::new(FaultyStore::new()));
+        let small = history.snapshot(20);
+        history.fill_last_block();
+        let large = history.snapshot(0);
+        let good = command(&repository, &history, large).await.unwrap();
+        let id = crate::id::WriterId([1; 16]);
+        let snapshot = history.identity(small);
+        let manifest = crate::document::Manifest {
+            id,
+            snapshot: snapshot.clone(),
+            ..repository.manifest(&good).await.unwrap()
+        };
+        let bytes = serde_json::to_vec(&manifest).unwrap();
+        let (manifest_bytes, manifest_sha256) =
+            (bytes.len() as u64, crate::id::Checksum::of(&bytes));
+        let bad = BackupEntry { id, snapshot, manifest_bytes, manifest_sha256, ..good.clone() };
+        repository.put(&crate::repository::manifest_name(id), bytes).await.unwrap();
+        change(&repository, |head| head.backups.push(bad.clone())).await;
+        for selected in [[good.clone(), bad.clone()], [bad.clone(), good.clone()]] {
+            let report = verify(&repository, &selected, false, |_, _| ()).await.unwrap();
+            assert_eq!(report.damage.len(), 1, "{report:?}");
+            assert!(report.damage[0].problem.contains("beyond the end"), "{report:?}");
+            assert_eq!(report.damage[0].backups, [bad.snapshot.full_name()]);
+        }
+    });
 }
 
 #[test]

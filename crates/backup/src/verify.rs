@@ -143,8 +143,10 @@ impl Verification<'_> {
             }
         }
         let mut pieces: BTreeMap<PieceRef, Vec<u32>> = BTreeMap::new();
-        for places in indexes.into_values() {
-            let manifest = &self.manifests[places[0] as usize];
+        for mut places in indexes.into_values() {
+            let size = |place: &u32| self.manifests[*place as usize].snapshot.size_bytes;
+            let largest = places.iter().copied().max_by_key(size).expect("it has a place");
+            let manifest = &self.manifests[largest as usize];
             let extents = match self.repository.index(manifest, range).await {
                 Ok(extents) => extents,
                 Err(error) if error.is_damage() => {
@@ -154,6 +156,16 @@ impl Verification<'_> {
                 }
                 Err(error) => return Err(error),
             };
+            // Backups of smaller volumes have the same index.
+            places.retain(|place| {
+                let manifest = &self.manifests[*place as usize];
+                let checked = self.repository.check_end(manifest, range, &extents);
+                if let Err(error) = &checked {
+                    let name = manifest.snapshot.full_name();
+                    self.report.add(error.to_string(), vec![name]);
+                }
+                checked.is_ok()
+            });
             let distinct: BTreeSet<PieceRef> = extents.iter().map(|extent| extent.piece).collect();
             let of_index: BTreeSet<_> =
                 distinct.iter().map(|piece| (piece.writer, DataObject::Pack(piece.pack))).collect();

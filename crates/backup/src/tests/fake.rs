@@ -100,6 +100,13 @@ impl History {
         number
     }
 
+    /// Fills the last block of the next snapshot: earlier ones end before it.
+    pub(super) fn fill_last_block(&mut self) {
+        let last = self.border / BLOCK_BYTES + 320 + self.snapshots.len() as u64 - 1;
+        let content = self.noise();
+        self.blocks.insert(last, content);
+    }
+
     /// Deletes a snapshot from the pool.
     pub(super) fn forget(&mut self, number: usize) {
         self.forgotten.push(number);
