@@ -36,11 +36,12 @@ fn succeeds(line: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn largest_pack(folder: &Path) -> std::path::PathBuf {
+/// The pack of the longest content, of those whose names begin with `prefix`.
+fn largest_pack(folder: &Path, prefix: &str) -> std::path::PathBuf {
     let mut packs = Vec::new();
     for writer in fs::read_dir(folder).expect("a folder").flatten() {
         for object in fs::read_dir(writer.path()).expect("a folder").flatten() {
-            if object.file_name().to_string_lossy().starts_with("pack-") {
+            if object.file_name().to_string_lossy().starts_with(prefix) {
                 packs.push((object.metadata().expect("a file").len(), object.path()));
             }
         }
@@ -116,7 +117,7 @@ fn backups_are_made_verified_pruned_and_restored() {
     assert!(bed.run("snapshot list restored").contains("restored@b"));
 
     // A damaged pack is found, and nothing is restored of it.
-    let pack = largest_pack(&bucket.folder().join("zone/data"));
+    let pack = largest_pack(&bucket.folder().join("zone/data"), "pack-");
     let mut bytes = fs::read(&pack).expect("a pack");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -134,6 +135,35 @@ fn backups_are_made_verified_pruned_and_restored() {
     let output = alone(&format!("backup list {store}"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("credentials"), "{errors}");
+}
+
+/// The download of the second piece fails after the first one was sent: its place was a hole.
+#[test]
+fn failed_download_fails_a_restore_to_a_pool() {
+    if !have("backups", &["qemu-io"]) {
+        return;
+    }
+    let Some(bucket) = Bucket::start("backup-damage") else { return };
+    let (bed, _) = Bed::with_pool();
+    let store = bucket.backup_options("zone");
+    bed.run("volume create db --pool fast --size 1GiB");
+    io(&bed, "write -P 1 0 4k");
+    io(&bed, "write -P 7 600M 64k");
+    bed.run("snapshot create db@a");
+    bed.run(&format!("volume backup db@a {store}"));
+    // The first pack of the second range of 512 MiB.
+    let pack = largest_pack(&bucket.folder().join("zone/data"), "pack-00000128");
+    let good = fs::read(&pack).expect("a pack");
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 1;
+    fs::write(&pack, bad).expect("it can be written");
+    let restore = format!("backup restore {store} db@a restored --pool fast");
+    let output = bed.output(&restore);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{errors}");
+    assert!(errors.contains("is damaged") && errors.contains("is not served"), "{errors}");
+    fs::write(&pack, good).expect("it can be written");
+    bed.run(&restore);
 }
 
 #[test]

@@ -51,6 +51,9 @@ impl BackupStream<'_> {
 
 impl FrameSource for BackupStream<'_> {
     fn more(&mut self, bytes: &mut Vec<u8>) -> Result<(), String> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.to_string());
+        }
         let identity = &self.entry.snapshot;
         if self.state == StreamState::Begins {
             self.state = StreamState::Continues;
@@ -153,13 +156,18 @@ fn to_pool(
     let (state, failure) = (StreamState::Begins, None);
     let mut stream = BackupStream { runtime, entry, restore, state, failure };
     let received = receive_from(&target, &mut stream);
-    received.map(drop).map_err(|Failure(exit, text)| match &stream.failure {
-        Some(error) if error.is_damage() => Failure(Exit::VerifyFailed, text),
-        _ => Failure(exit, text),
-    })
+    match (received, stream.failure) {
+        (Err(Failure(_, text)), Some(error)) if error.is_damage() => {
+            Err(Failure(Exit::VerifyFailed, text))
+        }
+        (Err(failure), _) => Err(failure),
+        (Ok(_), Some(error)) => Err(error.into()),
+        (Ok(_), None) => Ok(()),
+    }
 }
 
-/// A file that has its name only when it is complete.
+/// A file that has its name only when it is complete. Until then it has a name of its own, so that
+/// two restores to one name do not write to one file.
 struct NewFile {
     file: File,
     path: PathBuf,

@@ -190,15 +190,19 @@ pub(crate) fn receive_from(
     // The first frame, and the part of the body that the server needs.
     let (mut begin, mut body) = (Vec::new(), Vec::new());
     let mut bytes: Vec<u8> = Vec::with_capacity(BODY_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX);
+    // Failure of the input, reported once the whole frames before it are sent.
+    let mut cut = None;
     loop {
         let before = bytes.len();
-        let more = input.more(&mut bytes);
-        let has_more = more.as_ref().is_ok_and(|_| bytes.len() > before);
+        if cut.is_none() {
+            cut = input.more(&mut bytes).err();
+        }
+        let has_more = cut.is_none() && bytes.len() > before;
         // The answer to the first frame says what the volume has.
         let most = if begin.is_empty() { 1 } else { usize::MAX };
         let whole = see_all(&bytes, &mut watch, most, |frame| body.extend_from_slice(frame))?;
         if whole == 0 && !has_more {
-            let why = more.err().unwrap_or_else(|| "the stream is cut".to_owned());
+            let why = cut.unwrap_or_else(|| "the stream is cut".to_owned());
             if begin.is_empty() {
                 return Err(Failure::failed(format!("{why}: nothing was received")));
             }
@@ -220,7 +224,10 @@ pub(crate) fn receive_from(
             let answer: ReceiveDocument = read(text.as_bytes())?;
             if answer.complete {
                 watch.bar.finish_and_clear();
-                return Ok((text, answer.outcome));
+                return match cut {
+                    Some(why) => Err(Failure::failed(format!("{why}: the volume is complete"))),
+                    None => Ok((text, answer.outcome)),
+                };
             }
             watch.had = watch.had.max(answer.position_bytes);
             input.skip_to(watch.had);
