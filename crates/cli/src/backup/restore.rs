@@ -2,13 +2,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use flagstone_backup::document::BackupEntry;
+use flagstone_backup::id::WriterId;
 use flagstone_backup::{BackupError, Chunk, Restore};
 use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
 use indicatif::ProgressBar;
+use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
@@ -103,7 +105,7 @@ pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
     let head = session.head()?;
     let entry = find(&head, &args.backup)?;
     if let Some(file) = &args.to_file
-        && file.exists()
+        && fs::symlink_metadata(file).is_ok()
     {
         return Err(Failure::failed(format!(
             "{} exists: give the name of a new file",
@@ -177,21 +179,38 @@ struct NewFile {
 impl NewFile {
     fn create(path: &Path, len: u64) -> io::Result<NewFile> {
         let mut partial = path.as_os_str().to_owned();
-        partial.push(".partial");
+        partial.push(format!(".partial-{}", WriterId::random()));
         let partial = PathBuf::from(partial);
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&partial)?;
-        file.set_len(len)?;
-        Ok(NewFile { file, path: path.to_owned(), partial })
+        // Follows no link, and opens no file that exists.
+        let flags = OFlags::NOFOLLOW.bits() as i32;
+        let file =
+            OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&partial)?;
+        let new = NewFile { file, path: path.to_owned(), partial };
+        new.file.set_len(len)?;
+        Ok(new)
     }
 
-    fn complete(self) -> io::Result<()> {
+    /// Gives the file its name. Fails if another file has it.
+    fn complete(&self) -> io::Result<()> {
         self.file.sync_all()?;
-        // Fails if the file was made meanwhile.
-        fs::hard_link(&self.partial, &self.path)?;
-        fs::remove_file(&self.partial)?;
+        match fs::hard_link(&self.partial, &self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                // Some file systems have no links.
+                let flags = RenameFlags::NOREPLACE;
+                renameat_with(CWD, &self.partial, CWD, &self.path, flags)?;
+            }
+            linked => linked?,
+        }
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = OpenOptions::new().read(true).open(folder.unwrap_or(Path::new(".")))?;
         folder.sync_all()
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        // Missing after a rename.
+        let _ = fs::remove_file(&self.partial);
     }
 }
 
@@ -205,20 +224,33 @@ fn to_file(
     let size = entry.snapshot.size_bytes;
     let bar: ProgressBar = progress_bar(Some(size), TEMPLATE);
     let new = NewFile::create(path, size).map_err(failed)?;
-    let written = (|| {
-        while let Some(chunk) = runtime.block_on(restore.next())? {
-            if let Some(data) = &chunk.data {
-                new.file.write_all_at(data, chunk.offset).map_err(failed)?;
-            }
-            bar.set_position(chunk.offset + chunk.len);
+    while let Some(chunk) = runtime.block_on(restore.next())? {
+        if let Some(data) = &chunk.data {
+            new.file.write_all_at(data, chunk.offset).map_err(failed)?;
         }
-        Ok(())
-    })();
-    if let Err(failure) = written {
-        let _ = fs::remove_file(&new.partial);
-        return Err(failure);
+        bar.set_position(chunk.offset + chunk.len);
     }
     new.complete().map_err(failed)?;
     bar.finish_and_clear();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_restores_to_one_file_keep_the_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("b.img");
+        let one = NewFile::create(&path, 4).expect("a file");
+        let two = NewFile::create(&path, 4).expect("a file of its own");
+        one.file.write_all_at(b"good", 0).expect("it is written");
+        two.file.write_all_at(b"late", 0).expect("it is written");
+        one.complete().expect("the name is free");
+        assert_eq!(two.complete().expect_err("it exists").kind(), io::ErrorKind::AlreadyExists);
+        drop((one, two));
+        assert_eq!(fs::read(&path).expect("it is kept"), b"good");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "no leftovers");
+    }
 }
