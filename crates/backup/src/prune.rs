@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use serde::Serialize;
 
-use crate::document::{BackupEntry, DataObject, Head, UnfinishedBackup};
+use crate::document::{BackupEntry, DataObject, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::error::BackupError;
 use crate::id::WriterId;
 use crate::limits::UPLOADS_MAX;
@@ -22,7 +22,7 @@ use crate::repository::{DATA, HeadChange, MANIFESTS, Repository};
 pub struct Retention {
     /// Volume whose backups are removed; all if `None`.
     pub volume: Option<String>,
-    /// Newest backups of each volume to keep.
+    /// Newest snapshots of each volume of a pool of which all backups are kept.
     pub keep: Option<u64>,
     /// Age of snapshots up to which backups are kept, in seconds.
     pub keep_within_s: Option<u64>,
@@ -56,14 +56,18 @@ pub fn plan_prune(head: &Head, retention: &Retention, now: u64) -> PrunePlan {
     let of_volume = |entry: &BackupEntry| {
         retention.volume.as_ref().is_none_or(|volume| *volume == entry.snapshot.volume)
     };
-    let mut newer: BTreeMap<&str, u64> = BTreeMap::new();
+    // Places of snapshots from the newest on, for each volume of a pool.
+    type Places = BTreeMap<([u8; 16], u64), u64>;
+    let mut volumes: BTreeMap<(&str, u32), Places> = BTreeMap::new();
     let mut sorted: Vec<&BackupEntry> = head.backups.iter().collect();
     sorted.sort_by_key(|entry| entry.snapshot.created_seconds);
     let mut remove = Vec::new();
     for entry in sorted.into_iter().rev() {
-        let newer = newer.entry(&entry.snapshot.volume).or_default();
-        let is_kept_by_count = retention.keep.is_some_and(|keep| *newer < keep);
-        *newer += 1;
+        let SnapshotIdentity { volume, source, .. } = &entry.snapshot;
+        let places = volumes.entry((volume, *source as u32)).or_default();
+        let next = places.len() as u64;
+        let place = *places.entry((entry.snapshot.uuid().0, *source)).or_insert(next);
+        let is_kept_by_count = retention.keep.is_some_and(|keep| place < keep);
         let age = now.saturating_sub(entry.snapshot.created_seconds);
         let is_kept_by_age = retention.keep_within_s.is_some_and(|within| age <= within);
         let is_named = retention.remove.contains(&entry.id);

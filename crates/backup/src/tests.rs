@@ -366,7 +366,7 @@ fn retention_keeps_by_count_or_age() {
             volume: volume.to_owned(),
             snapshot: format!("s{created}"),
             snapshot_id: flagstone_pool::PoolId([1; 16]).to_string(),
-            source: created,
+            source: created << 32,
             size_bytes: BLOCK_BYTES,
             created_seconds: created,
         },
@@ -392,7 +392,19 @@ fn retention_keeps_by_count_or_age() {
     let both =
         Retention { keep: Some(1), keep_within_s: Some(25), volume: volume(), ..none.clone() };
     assert_eq!(removed(both), [10]);
-    assert_eq!(removed(Retention { remove: vec![crate::id::WriterId([20; 16])], ..none }), [20]);
+    let named = vec![crate::id::WriterId([20; 16])];
+    assert_eq!(removed(Retention { remove: named, ..none.clone() }), [20]);
+    // Two backups of one snapshot, and a volume of the same name in another pool.
+    let mut other = entry("a", 45);
+    other.snapshot.source |= 7;
+    let head = crate::document::Head {
+        backups: vec![entry("a", 10), entry("a", 30), entry("a", 40), entry("a", 40), other],
+        ..head.clone()
+    };
+    let plan = plan_prune(&head, &Retention { keep: Some(2), ..none }, 50);
+    let removed: Vec<u64> =
+        plan.remove.iter().map(|entry| entry.snapshot.created_seconds).collect();
+    assert_eq!(removed, [10]);
 }
 
 async fn change(repository: &Repository, mut change: impl FnMut(&mut Head)) {

@@ -88,19 +88,31 @@ impl Session {
     }
 }
 
-/// The newest backup with this name, or the one with this ID.
+/// The backup with this ID, or the newest one with this name. Volumes of several pools or servers
+/// may have one name, and so may snapshots that were taken again: the name means none of them.
 fn find<'a>(head: &'a Head, name: &str) -> Result<&'a BackupEntry, Failure> {
-    let mut backups = head.backups.iter().rev();
-    let found =
-        backups.find(|entry| entry.snapshot.full_name() == name || entry.id.to_string() == name);
-    found.ok_or_else(|| {
+    if let Some(found) = head.backups.iter().find(|entry| entry.id.to_string() == name) {
+        return Ok(found);
+    }
+    let mut named = head.backups.iter().rev().filter(|entry| entry.snapshot.full_name() == name);
+    let Some(newest) = named.next() else {
         let names = head.backups.iter().rev().take(NAMES_SHOWN);
         let names: Vec<String> = names.map(|entry| entry.snapshot.full_name()).collect();
-        Failure::failed(format!(
+        return Err(Failure::failed(format!(
             "there is no backup {name}; the newest are: {}",
             if names.is_empty() { "none".to_owned() } else { names.join(", ") }
-        ))
-    })
+        )));
+    };
+    let others: Vec<&BackupEntry> = named.collect();
+    if others.iter().all(|entry| entry.snapshot.is_same(&newest.snapshot)) {
+        return Ok(newest);
+    }
+    let all = std::iter::once(newest).chain(others).take(NAMES_SHOWN);
+    let ids: Vec<String> = all.map(show::with_id).collect();
+    Err(Failure::failed(format!(
+        "{name} is the name of several snapshots: give the ID of a backup: {}",
+        ids.join(", ")
+    )))
 }
 
 pub(crate) fn run(args: &BackupArgs) -> Result<Exit, Failure> {
@@ -204,4 +216,40 @@ fn run_prune(args: &PruneArgs) -> Result<Exit, Failure> {
         false => show::pruned(&plan, unneeded, args.dry_run),
     };
     Ok(print(&text, Exit::Success))
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_backup::document::SnapshotIdentity;
+    use flagstone_backup::id::WriterId;
+
+    use super::*;
+
+    #[test]
+    fn name_of_two_volumes_needs_an_id() {
+        let entry = |id: u8, source: u64| BackupEntry {
+            id: WriterId([id; 16]),
+            snapshot: SnapshotIdentity {
+                volume: "db".to_owned(),
+                snapshot: "a".to_owned(),
+                snapshot_id: "00000000-0000-0000-0000-000000000001".to_owned(),
+                source,
+                size_bytes: 4096,
+                created_seconds: 0,
+            },
+            completed_seconds: 0,
+            space: Default::default(),
+            manifest_bytes: 0,
+            manifest_sha256: Default::default(),
+        };
+        let one = Head { backups: vec![entry(1, 7), entry(2, 7)], ..Head::default() };
+        assert_eq!(find(&one, "db@a").ok().map(|entry| entry.id), Some(WriterId([2; 16])));
+        let two = Head { backups: vec![entry(1, 7), entry(2, 8)], ..Head::default() };
+        let Err(Failure(_, text)) = find(&two, "db@a") else { panic!("it is ambiguous") };
+        for id in [1, 2] {
+            let id = WriterId([id; 16]);
+            assert!(text.contains(&id.to_string()), "{text}");
+            assert_eq!(find(&two, &id.to_string()).ok().map(|entry| entry.id), Some(id));
+        }
+    }
 }

@@ -120,7 +120,8 @@ pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
         (None, ..) => return Err(Failure::usage("give --to-file, or a volume and --pool")),
     };
     let verb = if args.dry_run { "would be restored" } else { "is restored" };
-    let mut outcome = format!("{} {verb} to {target}: {}", show::named(entry), show::space(entry));
+    let (name, id, space) = (show::named(entry), entry.id, show::space(entry));
+    let mut outcome = format!("{name}, ID {id}, {verb} to {target}: {space}");
     if !args.dry_run {
         match (&args.to_file, &args.volume) {
             (Some(file), _) => to_file(&session.runtime, restore, entry, file)?,

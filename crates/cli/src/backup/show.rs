@@ -56,6 +56,11 @@ pub(super) fn named(entry: &BackupEntry) -> String {
     with_time(&entry.snapshot)
 }
 
+/// ID of a backup and time of its snapshot.
+pub(super) fn with_id(entry: &BackupEntry) -> String {
+    format!("{} ({})", entry.id, time(entry.snapshot.created_seconds))
+}
+
 fn with_time(snapshot: &SnapshotIdentity) -> String {
     format!("{} ({})", snapshot.full_name(), time(snapshot.created_seconds))
 }
