@@ -328,7 +328,8 @@ impl Repository {
                 HeadChange::Keep(outcome) => return Ok(outcome),
                 HeadChange::Store(outcome) => outcome,
             };
-            head.epoch += 1;
+            // A number from outside, which only has to change.
+            head.epoch = head.epoch.wrapping_add(1);
             head.nonce = WriterId::random();
             head.check().map_err(|problem| BackupError::Limit(problem.to_owned()))?;
             let bytes = serde_json::to_vec(&head).expect("documents are JSON");

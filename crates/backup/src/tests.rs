@@ -481,6 +481,19 @@ fn verify_finds_extents_beyond_the_end() {
 }
 
 #[test]
+fn largest_epoch_of_a_head_can_be_replaced() {
+    run(async {
+        let mut history = History::new(13, 0);
+        let repository = repository(Arc::new(FaultyStore::new()));
+        // Stored as the largest, whose successor is 0.
+        change(&repository, |head| head.epoch = u64::MAX - 1).await;
+        let number = history.snapshot(5);
+        command(&repository, &history, number).await.unwrap();
+        check_all(&repository, &history).await;
+    });
+}
+
+#[test]
 fn lost_head_is_no_empty_prefix() {
     run(async {
         let mut history = History::new(2, 0);
