@@ -302,11 +302,19 @@ impl Repository {
     /// # Errors
     /// It cannot be read, or is missing although there are manifests.
     pub async fn head(&self) -> Result<Option<Head>, BackupError> {
-        match self.stored_head().await? {
-            Some((head, _)) => Ok(Some(head)),
-            None if self.list(MANIFESTS).await?.is_empty() => Ok(None),
-            None => Err(BackupError::Missing { object: self.shown(HEAD) }),
+        Ok(self.checked_head().await?.map(|(head, _)| head))
+    }
+
+    async fn checked_head(&self) -> Result<Option<(Head, UpdateVersion)>, BackupError> {
+        if let Some(found) = self.stored_head().await? {
+            return Ok(Some(found));
         }
+        if self.list(MANIFESTS).await?.is_empty() {
+            return Ok(None);
+        }
+        // The first backup of the prefix may have made both meanwhile.
+        let again = self.stored_head().await?;
+        again.map(Some).ok_or_else(|| BackupError::Missing { object: self.shown(HEAD) })
     }
 
     /// Changes the head. `change` is called again after a conflict or a lost answer, and finds its
@@ -317,12 +325,11 @@ impl Repository {
     ) -> Result<T, BackupError> {
         let path = self.path(HEAD);
         for tries in 0..HEAD_TRIES_MAX {
-            let (mut head, mode) = match self.stored_head().await? {
+            let (mut head, mode) = match self.checked_head().await? {
                 Some((head, version)) => (head, PutMode::Update(version)),
-                None if self.list(MANIFESTS).await?.is_empty() => {
+                None => {
                     (Head { format: crate::document::FORMAT, ..Head::default() }, PutMode::Create)
                 }
-                None => return Err(BackupError::Missing { object: self.shown(HEAD) }),
             };
             let outcome = match change(&mut head)? {
                 HeadChange::Keep(outcome) => return Ok(outcome),
