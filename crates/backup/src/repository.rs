@@ -102,6 +102,10 @@ fn late() -> Error {
     Error::Generic { store: "object store", source: format!("no answer in {REQUEST_S} s").into() }
 }
 
+async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    timeout(Duration::from_secs(REQUEST_S), request).await.unwrap_or_else(|_| Err(late()))
+}
+
 impl Repository {
     /// The objects below `prefix`. Sends nothing.
     pub fn new(store: Arc<dyn ObjectStore>, prefix: &str, options: Options) -> Repository {
@@ -150,10 +154,23 @@ impl Repository {
     where
         F: Future<Output = Result<T, Error>>,
     {
+        let request = &request;
+        self.repeated_pages(action, name, || async move { in_time(request()).await }).await
+    }
+
+    /// As `repeated`, for several requests, each with a time limit of its own.
+    async fn repeated_pages<T, F>(
+        &self,
+        action: &'static str,
+        name: &str,
+        requests: impl Fn() -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
         let mut tries = 1;
         loop {
-            let answer = timeout(Duration::from_secs(REQUEST_S), request()).await;
-            match answer.unwrap_or_else(|_| Err(late())) {
+            match requests().await {
                 Err(error) if may_pass(&error) && tries < TRIES_MAX => {
                     let text = format!(
                         "{action} {}: {}; try {} of {TRIES_MAX} follows",
@@ -255,7 +272,7 @@ impl Repository {
         let list = || async {
             let mut names = Vec::new();
             let mut listing = self.store.list(Some(&path));
-            while let Some(meta) = listing.try_next().await? {
+            while let Some(meta) = in_time(listing.try_next()).await? {
                 if names.len() == LISTED_MAX {
                     return Ok(None);
                 }
@@ -266,7 +283,7 @@ impl Repository {
             Ok(Some(names))
         };
         let listed = self
-            .repeated("listing", folder, list)
+            .repeated_pages("listing", folder, list)
             .await
             .map_err(|error| self.failed("listing", folder, &error))?;
         listed.ok_or_else(|| BackupError::Limit(format!("{folder} has too many objects")))
@@ -279,6 +296,9 @@ impl Repository {
             .repeated("listing", folder, || self.store.list_with_delimiter(Some(&path)))
             .await
             .map_err(|error| self.failed("listing", folder, &error))?;
+        if listed.common_prefixes.len() > LISTED_MAX {
+            return Err(BackupError::Limit(format!("{folder} has too many folders")));
+        }
         let names = listed.common_prefixes.iter().filter_map(Path::filename).map(str::to_owned);
         Ok(names.collect())
     }
@@ -347,8 +367,7 @@ impl Repository {
             }
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.store.put_opts(&path, bytes.into(), options);
-            match timeout(Duration::from_secs(REQUEST_S), put).await.unwrap_or_else(|_| Err(late()))
-            {
+            match in_time(put).await {
                 Ok(_) => return Ok(outcome),
                 Err(
                     Error::Precondition { .. }
