@@ -481,6 +481,25 @@ fn verify_finds_extents_beyond_the_end() {
 }
 
 #[test]
+fn verify_omits_backups_that_were_pruned() {
+    run(async {
+        let mut history = History::new(12, 0);
+        let repository = repository(Arc::new(FaultyStore::new()));
+        for _ in 0..2 {
+            let number = history.snapshot(20);
+            command(&repository, &history, number).await.unwrap();
+        }
+        let head = repository.head().await.unwrap().unwrap();
+        let retention = Retention { keep: Some(1), ..Retention::default() };
+        prune(&repository, &plan_prune(&head, &retention, 0)).await.unwrap();
+        for quick in [false, true] {
+            let report = verify(&repository, &head.backups, quick, |_, _| ()).await.unwrap();
+            assert!(report.is_sound() && report.backups == 1, "{report:?}");
+        }
+    });
+}
+
+#[test]
 fn largest_epoch_of_a_head_can_be_replaced() {
     run(async {
         let mut history = History::new(13, 0);

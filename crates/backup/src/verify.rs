@@ -39,20 +39,22 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
-    fn add(&mut self, problem: String, backups: Vec<String>) {
-        match self.damage.last() {
-            // Neighbors in one pack are missing together.
-            Some(last) if last.problem == problem && last.backups == backups => {}
-            _ if self.damage.len() == DAMAGE_MAX => self.more_damage += 1,
-            _ => self.damage.push(Damage { problem, backups }),
-        }
+    /// True without damage.
+    pub fn is_sound(&self) -> bool {
+        self.damage.is_empty() && self.more_damage == 0
     }
 }
+
+/// A backup that damage affects, and its name.
+type Affected = (WriterId, String);
 
 struct Verification<'a> {
     repository: &'a Repository,
     manifests: Vec<Manifest>,
-    report: VerifyReport,
+    read_bytes: u64,
+    /// Problems, at most [`DAMAGE_MAX`].
+    found: Vec<(String, Vec<Affected>)>,
+    more: u64,
 }
 
 /// Verifies backups. `quick` only lists objects and compares lengths of indexes; `progress`
@@ -66,20 +68,26 @@ pub async fn verify(
     quick: bool,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<VerifyReport, BackupError> {
-    let report = VerifyReport { backups: selected.len() as u64, ..VerifyReport::default() };
-    let mut verification = Verification { repository, manifests: Vec::new(), report };
+    let mut verification = Verification {
+        repository,
+        manifests: Vec::new(),
+        read_bytes: 0,
+        found: Vec::new(),
+        more: 0,
+    };
     for entry in selected {
         match repository.manifest(entry).await {
             Ok(manifest) => verification.manifests.push(manifest),
             Err(error) if error.is_damage() => {
-                verification.report.add(error.to_string(), vec![entry.snapshot.full_name()]);
+                let affected = vec![(entry.id, entry.snapshot.full_name())];
+                verification.add(error.to_string(), affected);
             }
             Err(error) => return Err(error),
         }
     }
     if quick {
         verification.list().await?;
-        return Ok(verification.report);
+        return verification.report(selected).await;
     }
     let ranges = verification.manifests.iter().map(|manifest| manifest.snapshot.ranges());
     let ranges = ranges.max().unwrap_or(0);
@@ -87,13 +95,51 @@ pub async fn verify(
         verification.range(range).await?;
         progress(range.into(), ranges.into());
     }
-    Ok(verification.report)
+    verification.report(selected).await
 }
 
 impl Verification<'_> {
-    fn names(&self, places: impl IntoIterator<Item = u32>) -> Vec<String> {
-        let name = |place: u32| self.manifests[place as usize].snapshot.full_name();
-        places.into_iter().map(name).collect()
+    fn names(&self, places: impl IntoIterator<Item = u32>) -> Vec<Affected> {
+        let affected = |place: u32| {
+            let manifest = &self.manifests[place as usize];
+            (manifest.id, manifest.snapshot.full_name())
+        };
+        places.into_iter().map(affected).collect()
+    }
+
+    fn add(&mut self, problem: String, affected: Vec<Affected>) {
+        match self.found.last() {
+            // Neighbors in one pack are missing together.
+            Some(last) if last.0 == problem && last.1 == affected => {}
+            _ if self.found.len() == DAMAGE_MAX => self.more += 1,
+            _ => self.found.push((problem, affected)),
+        }
+    }
+
+    /// The report, without damage of backups that a prune removed meanwhile.
+    async fn report(mut self, selected: &[BackupEntry]) -> Result<VerifyReport, BackupError> {
+        let mut backups = selected.len() as u64;
+        // With a damaged head, all damage is reported.
+        if !self.found.is_empty()
+            && let Ok(Some(head)) = self.repository.head().await
+        {
+            let listed: BTreeSet<WriterId> = head.backups.iter().map(|entry| entry.id).collect();
+            backups = selected.iter().filter(|entry| listed.contains(&entry.id)).count() as u64;
+            for (_, affected) in &mut self.found {
+                affected.retain(|(id, _)| listed.contains(id));
+            }
+            self.found.retain(|(_, affected)| !affected.is_empty());
+        }
+        let damage = |(problem, affected): (String, Vec<Affected>)| {
+            let backups = affected.into_iter().map(|(_, name)| name).collect();
+            Damage { problem, backups }
+        };
+        Ok(VerifyReport {
+            backups,
+            read_bytes: self.read_bytes,
+            damage: self.found.into_iter().map(damage).collect(),
+            more_damage: self.more,
+        })
     }
 
     async fn range(&mut self, range: u32) -> Result<(), BackupError> {
@@ -121,10 +167,10 @@ impl Verification<'_> {
         while let Some(results) = downloads.next().await {
             for (piece, damage) in results? {
                 match damage {
-                    None => self.report.read_bytes += u64::from(piece.stored),
+                    None => self.read_bytes += u64::from(piece.stored),
                     Some(error) => {
                         let affected = self.names(pieces[&piece].iter().copied());
-                        self.report.add(error.to_string(), affected);
+                        self.add(error.to_string(), affected);
                     }
                 }
             }
@@ -151,21 +197,24 @@ impl Verification<'_> {
                 Ok(extents) => extents,
                 Err(error) if error.is_damage() => {
                     let affected = self.names(places);
-                    self.report.add(error.to_string(), affected);
+                    self.add(error.to_string(), affected);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
             // Backups of smaller volumes have the same index.
+            let mut beyond = Vec::new();
             places.retain(|place| {
                 let manifest = &self.manifests[*place as usize];
                 let checked = self.repository.check_end(manifest, range, &extents);
-                if let Err(error) = &checked {
-                    let name = manifest.snapshot.full_name();
-                    self.report.add(error.to_string(), vec![name]);
-                }
-                checked.is_ok()
+                let is_within = checked.is_ok();
+                beyond.extend(checked.err().map(|error| (*place, error.to_string())));
+                is_within
             });
+            for (place, problem) in beyond {
+                let affected = self.names([place]);
+                self.add(problem, affected);
+            }
             let distinct: BTreeSet<PieceRef> = extents.iter().map(|extent| extent.piece).collect();
             let of_index: BTreeSet<_> =
                 distinct.iter().map(|piece| (piece.writer, DataObject::Pack(piece.pack))).collect();
@@ -174,7 +223,7 @@ impl Verification<'_> {
                 if !of_index.is_subset(&listed) {
                     let affected = self.names([*place]);
                     let problem = format!("the manifest lacks packs of range {range}");
-                    self.report.add(problem, affected);
+                    self.add(problem, affected);
                 }
             }
             for piece in distinct {
@@ -212,7 +261,7 @@ impl Verification<'_> {
                 };
                 let problem = self.repository.damaged(&name, problem).to_string();
                 let affected = self.names(places.iter().copied());
-                self.report.add(problem, affected);
+                self.add(problem, affected);
             }
         }
         Ok(())

@@ -168,7 +168,7 @@ fn run_verify(args: &VerifyBackupsArgs) -> Result<Exit, Failure> {
     let verified = verify(&session.repository, &selected, args.quick, progress);
     let report = session.runtime.block_on(verified)?;
     bar.finish_and_clear();
-    let exit = if report.damage.is_empty() { Exit::Success } else { Exit::VerifyFailed };
+    let exit = if report.is_sound() { Exit::Success } else { Exit::VerifyFailed };
     let text = match args.json {
         true => crate::output::json(&report),
         false => show::verification(&report, args.quick),

@@ -113,7 +113,7 @@ pub(super) fn verification(report: &VerifyReport, is_quick: bool) -> String {
         true => "all objects listed; pieces were not read".to_owned(),
         false => format!("{} read and compared", size(report.read_bytes)),
     };
-    let state = match report.damage.is_empty() {
+    let state = match report.is_sound() {
         true => "no damage".to_owned(),
         false => format!("damage: {}", report.damage.len() as u64 + report.more_damage),
     };
