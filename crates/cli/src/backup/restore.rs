@@ -113,7 +113,8 @@ pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
         )));
     }
     let opened = Restore::open(session.repository.clone(), entry);
-    let restore = session.runtime.block_on(opened)?;
+    let opened = session.runtime.block_on(opened).map_err(Failure::from);
+    let restore = opened.map_err(|failure| explain(&session, entry, failure))?;
     let target = match (&args.to_file, &args.volume, &args.pool) {
         (Some(file), ..) => format!("file {}", file.display()),
         (None, Some(volume), Some(pool)) => format!("volume {volume} in pool {pool}"),
@@ -123,11 +124,12 @@ pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
     let (name, id, space) = (show::named(entry), entry.id, show::space(entry));
     let mut outcome = format!("{name}, ID {id}, {verb} to {target}: {space}");
     if !args.dry_run {
-        match (&args.to_file, &args.volume) {
-            (Some(file), _) => to_file(&session.runtime, restore, entry, file)?,
-            (None, Some(volume)) => to_pool(&session.runtime, restore, entry, args, volume)?,
-            (None, None) => {}
-        }
+        let restored = match (&args.to_file, &args.volume) {
+            (Some(file), _) => to_file(&session.runtime, restore, entry, file),
+            (None, Some(volume)) => to_pool(&session.runtime, restore, entry, args, volume),
+            (None, None) => Ok(()),
+        };
+        restored.map_err(|failure| explain(&session, entry, failure))?;
     }
     let text = match args.json {
         true => crate::output::json(
@@ -139,6 +141,17 @@ pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
         }
     };
     Ok(print(&text, Exit::Success))
+}
+
+/// Damage of a backup that a prune removed meanwhile is none.
+fn explain(session: &Session, entry: &BackupEntry, failure: Failure) -> Failure {
+    let Failure(Exit::VerifyFailed, text) = failure else { return failure };
+    match session.runtime.block_on(session.repository.head()) {
+        Ok(Some(head)) if head.backups.iter().all(|listed| listed.id != entry.id) => {
+            Failure::failed(format!("the backup was removed meanwhile, by a prune: {text}"))
+        }
+        _ => Failure(Exit::VerifyFailed, text),
+    }
 }
 
 fn to_pool(
