@@ -404,6 +404,7 @@ mod tests {
         hmac: Transformation,
     ) -> Result<Exit, Failure> {
         generate(&GenerateArgs {
+            volume: false,
             file: Some(file.to_owned()),
             tls: true,
             length,
