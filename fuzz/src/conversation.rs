@@ -113,7 +113,8 @@ where
     world.converse(async move || client(address).await);
 }
 
-/// As [`run`], with a relay that tampers with the messages of one side; `client` is Flagstone's own.
+/// As [`run`], with a relay that tampers with the messages of one side; `client` is Flagstone's
+/// own.
 pub(crate) fn run_tampered<S, SF, C, CF>(seed: u64, tampering: Tampering, serve: S, client: C)
 where
     S: Fn(Stream) -> SF + 'static,

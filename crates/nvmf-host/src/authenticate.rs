@@ -134,8 +134,8 @@ pub(super) async fn authenticate_unasked(
 }
 
 /// True for the answers to AUTH_Negotiate of a target without a key of this host: Command Sequence
-/// Error, as the queue has nothing to authenticate, or Invalid Command Opcode from a target that knows
-/// no authentication.
+/// Error, as the queue has nothing to authenticate, or Invalid Command Opcode from a target that
+/// knows no authentication.
 pub(super) fn means_no_key(status: Status) -> bool {
     let known = [Status::COMMAND_SEQUENCE_ERROR, Status::INVALID_OPCODE];
     status.is_dnr() && known.contains(&status.code())

@@ -296,9 +296,9 @@ impl Target {
         Ok(())
     }
 
-    /// Sets the subsystems that are missing, and added later. Connect to one of them is refused with
-    /// Connect Controller Busy, which hosts retry, because they give a subsystem up that does not
-    /// exist.
+    /// Sets the subsystems that are missing, and added later. Connect to one of them is refused
+    /// with Connect Controller Busy, which hosts retry, because they give a subsystem up that does
+    /// not exist.
     pub fn set_missing(&self, missing: MissingSubsystems) {
         *self.missing.lock() = missing;
     }

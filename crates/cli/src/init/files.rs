@@ -1,8 +1,8 @@
 //! New files of an installation: all of them are written, or none.
 //!
 //! Each is written beside its place, under a name that no file has, and made durable; then all are
-//! renamed. A failure removes what was written. The rename of the last file completes the installation: a crash before it leaves
-//! files that nothing reads yet.
+//! renamed. A failure removes what was written. The rename of the last file completes the
+//! installation: a crash before it leaves files that nothing reads yet.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};

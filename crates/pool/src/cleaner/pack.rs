@@ -8,7 +8,8 @@
 //! Invariant: a piece takes at most the blocks that it takes now, and at most one for each live
 //! block. Pieces are compressed again together only if that makes them smaller; otherwise a unit
 //! is copied as it is stored, or its live blocks alone. So hardly any unit with dead blocks is
-//! left. What is locked is copied as it is stored, because nothing else is possible without its key.
+//! left. What is locked is copied as it is stored, because nothing else is possible without its
+//! key.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

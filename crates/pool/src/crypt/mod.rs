@@ -1,5 +1,5 @@
-//! Encryption at rest: XTS-AES-256 of the data of a volume, with a random key that is stored wrapped
-//! by a key of the operator.
+//! Encryption at rest: XTS-AES-256 of the data of a volume, with a random key that is stored
+//! wrapped by a key of the operator.
 //!
 //! A block that is stored alone has its number in the volume as tweak, which it keeps for life: the
 //! cleaner moves it as it is stored, and snapshots and clones share it. A compressed unit has a
@@ -109,7 +109,7 @@ pub(crate) mod tests {
         assert_eq!(format!("{cipher:?}"), "VolumeCipher(..)");
     }
 
-    /// Prints GB/s of one core: `cargo test -p flagstone-pool --lib -- --ignored --nocapture cipher`.
+    /// Prints GB/s of one core. Run it with `--ignored --nocapture`.
     #[test]
     #[ignore = "a measurement"]
     #[expect(clippy::disallowed_methods, reason = "no simulation")]

@@ -318,8 +318,8 @@ impl Pool {
     /// key it has.
     ///
     /// # Errors
-    /// [`VolumeError`] for an unknown or locked snapshot, a name in use or impossible, and errors of the
-    /// devices.
+    /// [`VolumeError`] for an unknown or locked snapshot, a name in use or impossible, and errors
+    /// of the devices.
     pub async fn clone_volume(
         &self,
         snapshot: &str,

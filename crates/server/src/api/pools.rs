@@ -63,7 +63,8 @@ struct PoolBody {
 
 /// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick`,
 /// `encryption_key_file` and `settings`; `resize` `size_bytes`; `set` `thick`, `settings`,
-/// `encryption_key_file` and `force`; `rename` `to`, `pool` and `force`; `clone` `snapshot` and `settings`; `delete` `pool` and `force`.
+/// `encryption_key_file` and `force`; `rename` `to`, `pool` and `force`; `clone` `snapshot` and
+/// `settings`; `delete` `pool` and `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "VolumeOrder")]

@@ -1,5 +1,5 @@
-//! Key files of encrypted volumes: read when a volume is created, gets another key, or is about to be
-//! served.
+//! Key files of encrypted volumes: read when a volume is created, gets another key, or is about to
+//! be served.
 //!
 //! Invariants:
 //! - only the path of a key file is stored. Its content is dropped after use, and is part of no

@@ -1,7 +1,8 @@
 //! Legs: volumes of pools that are the devices of mirrored volumes of the configuration.
 //!
 //! Invariants:
-//! - a leg is not served by itself, and no order changes it under its mirror ([`VolumeState::Leg`]);
+//! - a leg is not served by itself, and no order changes it under its mirror
+//!   ([`VolumeState::Leg`]);
 //! - a leg that cannot be opened now is a missing device: its mirror waits for it;
 //! - a leg has the property `leg` while only its mirror changes its content. A replica on any other
 //!   volume is a copy, such as a clone, or was written behind its mirror's back. A replica on a

@@ -489,7 +489,8 @@ impl Server {
         }
     }
 
-    /// Serves every volume of a pool that is not locked; [`Server::serve_locked`] serves the others.
+    /// Serves every volume of a pool that is not locked; [`Server::serve_locked`] serves the
+    /// others.
     fn serve_pool(&self, name: &str, pool: &Pool) {
         for info in pool.volumes() {
             match info.encryption {

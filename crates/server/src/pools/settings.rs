@@ -108,8 +108,8 @@ pub(crate) fn nqn(
     Ok(own.unwrap_or_else(|| config.default_nqn(name)))
 }
 
-/// Checks the keys that a change removes: a misspelled key would remove nothing. A stored key may be
-/// removed even if it is unknown, because a newer version may have stored it.
+/// Checks the keys that a change removes: a misspelled key would remove nothing. A stored key may
+/// be removed even if it is unknown, because a newer version may have stored it.
 ///
 /// # Errors
 /// 422 with the known keys.
