@@ -107,7 +107,9 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             pool.cleaned_segments,
             size(pool.copied_bytes)
         );
-        let _ = match pool.volumes.is_empty() && pool.legs.is_empty() {
+        let has_others = !pool.legs.is_empty() || !pool.unserved.is_empty();
+        let _ = match pool.volumes.is_empty() {
+            true if has_others => writeln!(text, "  no volumes are served"),
             true => writeln!(text, "  no volumes"),
             false => writeln!(text, "  volumes {}", pool.volumes.join(", ")),
         };

@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use flagstone_config::names::Uuid;
-use flagstone_pool::{PoolStatus, VolumeInfo};
+use flagstone_pool::{PoolStatus, VolumeEncryption, VolumeInfo};
 use flagstone_runtime::spawn;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -419,6 +419,15 @@ fn next(server: &Server, name: &str, status: &PoolStatus, slot: &PoolSlot) -> Op
         ));
     }
     let is_received = |volume: &&String| server.pools.received_bytes(pool, volume).is_some();
+    let is_locked = |volume: &String| {
+        let info = pool.volume(volume);
+        info.is_some_and(|info| info.encryption == VolumeEncryption::Locked)
+    };
+    if slot.unserved.keys().any(is_locked) {
+        return Some(format!(
+            "put the key files of locked volumes back, then run flagstone pool reopen {name}"
+        ));
+    }
     if let Some(volume) = slot.unserved.keys().find(|volume| !is_received(volume)) {
         return Some(format!("correct the settings: flagstone volume set {volume}"));
     }

@@ -46,6 +46,12 @@ impl Server {
         let volumes = self.volumes();
         let found = volumes.iter().find(|volume| volume.name() == name).cloned();
         found.ok_or_else(|| {
+            for (pool, slot) in self.pools.slots() {
+                if let Some(why) = slot.unserved.get(name) {
+                    let problem = format!("volume `{name}` of pool {pool} is not served: {why}");
+                    return Problem::not_found(problem);
+                }
+            }
             let names = volumes.iter().map(|volume| volume.name());
             Problem::not_found(format!("there is no volume `{name}`"))
                 .accepting(names.take(MAX_SUGGESTED_NAMES))

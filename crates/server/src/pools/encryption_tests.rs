@@ -78,6 +78,8 @@ fn volume_without_its_key_is_locked_until_reopen() {
         assert_eq!(served(&bed), ["open"]);
         let why = reason(&bed).unwrap();
         assert!(why.contains(&path) && why.contains("flagstone pool reopen fast"), "{why}");
+        let unknown = bed.server.find_volume("db").err().unwrap();
+        assert!(unknown.detail.contains(&why), "not that there is none: {unknown:?}");
         for dry_run in [true, false] {
             let refused = reopen(&bed, dry_run).await.unwrap_err();
             assert!(refused.detail.contains(&path), "{refused:?}");
