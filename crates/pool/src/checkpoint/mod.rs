@@ -17,8 +17,6 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use flagstone_runtime::random_u64;
-
 use crate::manage::shared::{Shared, State};
 use crate::manage::usage::SegmentUsage;
 use crate::map::orders::Trees;
@@ -325,7 +323,7 @@ impl State {
     pub(crate) fn freeze(&mut self, start: LogStart, snapshot: Option<SnapshotOrder>) {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
         let capacity = self.active.capacity();
-        let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity, random_u64()));
+        let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity, self.position.log));
         let recent = std::mem::replace(&mut self.active, fresh);
         let (log, volume_table) = (self.position.log, self.volume_table.clone());
         self.frozen = Some(Arc::new(Frozen { recent, start, log, volume_table, snapshot }));

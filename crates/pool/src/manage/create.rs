@@ -235,7 +235,7 @@ impl Pool {
         let opened = Opened {
             position,
             segments,
-            recent: Recent::new(sizes.table(), random_u64()),
+            recent: Recent::new(sizes.table(), log),
             frozen: None,
             volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),

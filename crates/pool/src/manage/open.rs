@@ -369,7 +369,7 @@ async fn recover(
     let cache = PageCache::new(CACHE_PAGES);
     let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
     let (recent, volume_table) =
-        (Recent::new(sizes.table(), random_u64()), checkpoint.volume_table);
+        (Recent::new(sizes.table(), superblock.log), checkpoint.volume_table);
     let mut replay = Replay::new(&storage, &superblock, recent, volume_table, checkpoint.trees);
     let is_prefix = matches!(plan, Some(OpenPlan::Prefix));
     let gives_up = lost == LostTail::GiveUp && !superblock.tail.is_empty();

@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::random_u64;
 use flagstone_runtime::time::wall_clock;
 
 use super::backing::{Claim, ClaimedSpace};
@@ -111,7 +110,8 @@ impl Pool {
         // Sealing the recent changes needs an empty table, which is allocated here because that
         // takes time.
         if shared.state.lock().spare.is_none() {
-            let spare = Recent::new(shared.sizes.table(), random_u64());
+            let log = shared.state.lock().position.log;
+            let spare = Recent::new(shared.sizes.table(), log);
             shared.state.lock().spare = Some(spare);
         }
         Ok(turn)

@@ -60,7 +60,8 @@ pub struct Recent {
     copied: usize,
     ranges: Vec<ZeroRange>,
     order: u64,
-    /// Random, so that no host can choose blocks of neighboring slots, whose lookups are slow.
+    /// Unknown to hosts, so that none can choose blocks of neighboring slots, whose lookups are
+    /// slow.
     seed: u64,
 }
 
@@ -70,7 +71,8 @@ pub fn zero_entries(count: u64) -> usize {
 }
 
 impl Recent {
-    /// A table that holds `capacity` entries without allocating. `seed` is random.
+    /// A table that holds `capacity` entries without allocating. `seed` is
+    /// unknown to hosts: the number of the log.
     pub fn new(capacity: usize, seed: u64) -> Recent {
         let slots = vec![FREE; (2 * capacity.max(8)).next_power_of_two()];
         let ranges = Vec::with_capacity(RANGES_MAX);

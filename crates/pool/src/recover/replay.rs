@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::{BufMut, buf, random_u64};
+use flagstone_runtime::{BufMut, buf};
 
 use crate::checkpoint::Frozen;
 use crate::error::PoolError;
@@ -312,7 +312,7 @@ impl<'a> Replay<'a> {
             return Err(FormatError::Field("snapshot"));
         }
         let (volume_table, fresh) =
-            (self.volume_table.clone(), Recent::new(self.recent.capacity(), random_u64()));
+            (self.volume_table.clone(), Recent::new(self.recent.capacity(), self.log));
         let recent = std::mem::replace(&mut self.recent, fresh);
         self.volume_table.snapshot(&order, sequence)?;
         let (start, log, snapshot) = (self.next, self.log, Some(order));

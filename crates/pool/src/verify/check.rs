@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::{buf, random_u64};
+use flagstone_runtime::buf;
 
 use super::{
     CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page,
@@ -152,7 +152,7 @@ impl Pool {
         for (named, found) in &found {
             check_copies(named, found, &mut report);
         }
-        let recent = Recent::new(Sizes::of(&storage.layout).recent, random_u64());
+        let recent = Recent::new(Sizes::of(&storage.layout).recent, superblock.log);
         let (volume_table, trees) = (checkpoint.volume_table.clone(), checkpoint.trees.clone());
         let mut replay = Replay::new(&storage, &superblock, recent, volume_table, trees);
         if superblock.log_device.is_some() && storage.log.is_none() {

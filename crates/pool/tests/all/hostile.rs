@@ -175,10 +175,10 @@ fn superblock_survives_two_damaged_copies() {
 fn later_version_is_refused() {
     block_on(async {
         let mut images = pool_images(1, true).await;
-        images[0].edit(COPIES[2], |page| page[8] = 3);
+        images[0].edit(COPIES[2], |page| page[8] = 4);
         let refused = message(open(images).await);
         assert!(
-            refused.contains("/dev/disk0") && refused.contains("format version 3"),
+            refused.contains("/dev/disk0") && refused.contains("format version 4"),
             "{refused}"
         );
     })
