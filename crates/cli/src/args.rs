@@ -268,6 +268,12 @@ pub(crate) struct LoadArgs {
     /// Flush after every N writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) flush_every: Option<u32>,
+    /// Percentage of zeroes at the end of each written block of 4 KiB; incompressible if not given
+    #[arg(long, value_name = "PERCENT", conflicts_with_all = ["verify", "data"], value_parser = clap::value_parser!(u8).range(0..=99))]
+    pub(crate) compressible: Option<u8>,
+    /// Write repetitions of this file, at most its first 32 MiB, instead of random data
+    #[arg(long, value_name = "FILE", conflicts_with = "verify")]
+    pub(crate) data: Option<PathBuf>,
     /// Failed requests to tolerate; one more stops the load
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) errors_max: u64,

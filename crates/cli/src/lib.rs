@@ -23,6 +23,7 @@ pub mod panic;
 mod plan;
 mod pool;
 mod reload;
+mod sample;
 mod serve;
 mod status;
 mod support;

@@ -7,7 +7,9 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_host::guard::{Guarded, GuardedAccess, SAMPLES, check_path};
 use flagstone_load::job::{BlockSize, Verify};
-use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop};
+use flagstone_load::{
+    LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop, WriteData,
+};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
 use flagstone_stack::{DataSearch, OpenOptions, find_data, open_device};
 use flagstone_units::display::count;
@@ -17,6 +19,7 @@ use crate::args::LoadArgs;
 use crate::exit::{Exit, Failure};
 use crate::logging::{self, LogFormat};
 use crate::output::{complain, json, print, progress_bar};
+use crate::sample;
 
 /// Queue entries of remote devices: the deepest queue of one core.
 const QUEUE_DEPTH_MAX: u16 = 1023;
@@ -26,6 +29,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
         return Err(Failure::usage("--queues is only for nvme-tcp:// devices: leave it out"));
     }
     guard(args)?;
+    let data = match (&args.data, args.compressible) {
+        (Some(path), _) => sample::of_file(path)?,
+        (None, Some(percent)) => WriteData::Compressible(percent),
+        (None, None) => WriteData::Random,
+    };
     logging::init(LogFormat::Text)?;
     let config = RuntimeConfig {
         cores: args.threads.into(),
@@ -33,7 +41,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
         buffer_memory_bytes: MEMORY_BYTES,
         ..RuntimeConfig::default()
     };
-    let results = run_cores(&config, || measure(args)).map_err(Failure::failed)??;
+    let results = run_cores(&config, || measure(args, data.clone())).map_err(Failure::failed)??;
     let text = if args.json { json(&results) } else { results.to_string() };
     Ok(print(&text, exit_of(&results)))
 }
@@ -93,7 +101,7 @@ fn exit_of(results: &LoadResults) -> Exit {
     }
 }
 
-async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
+async fn measure(args: &LoadArgs, data: WriteData) -> Result<LoadResults, Failure> {
     signal::catch_termination().map_err(Failure::failed)?;
     let options = OpenOptions {
         read_only: !changes_data(args),
@@ -104,6 +112,7 @@ async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
     };
     let device = open_device(&args.target, &options).await;
     let device = device.map_err(Failure::failed)?;
+    let job = LoadJob { data, ..job(args) };
     let stop = Stop::new();
     let stopper = stop.clone();
     let _interrupt = spawn(async move {
@@ -114,7 +123,6 @@ async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
     guard_remote(args, &device).await?;
     let seconds = args.run_time().map(|time| time.as_secs().max(1));
     let bar = progress_bar(seconds, "{bar:30} {elapsed} {msg}");
-    let job = job(args);
     let results = flagstone_load::run(device, &job, &stop, |progress| show(&bar, progress)).await;
     bar.finish_and_clear();
     results.map_err(|error| {
@@ -151,6 +159,7 @@ fn job(args: &LoadArgs) -> LoadJob {
         warm_up: args.ramp.unwrap_or(Duration::ZERO),
         flush_every: args.flush_every,
         fua: args.fua,
+        data: WriteData::Random,
         errors_max: args.errors_max,
         verify,
     }

@@ -103,7 +103,8 @@ impl CoreTask {
         let pattern = self.job.pattern;
         let payload = if pattern.writes() {
             let bytes = crate::job::payload_bytes(&self.job);
-            Some(Payload::new(self.job.seed ^ self.run_id, bytes).ok_or(RunError::NoMemory)?)
+            let seed = self.job.seed ^ self.run_id;
+            Some(Payload::new(&self.job.data, seed, bytes).ok_or(RunError::NoMemory)?)
         } else {
             None
         };

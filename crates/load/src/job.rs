@@ -10,7 +10,10 @@ use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use flagstone_units::exact_size;
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX};
+use crate::limits::{
+    BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, SAMPLE_BYTES_MAX, VERIFY_BLOCKS_MAX,
+};
+use crate::payload::WriteData;
 
 /// Kind and order of I/Os. The names are fio's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -149,6 +152,8 @@ pub struct LoadJob {
     /// Flush after this many writes (per core).
     pub flush_every: Option<u32>,
     pub fua: bool,
+    /// Content of writes without verification; verified ones have stamps.
+    pub data: WriteData,
     /// Tolerated failed I/Os; one more ends the job.
     pub errors_max: u64,
     pub verify: Option<Verify>,
@@ -172,6 +177,7 @@ impl Default for LoadJob {
             warm_up: Duration::ZERO,
             flush_every: None,
             fua: false,
+            data: WriteData::Random,
             errors_max: 0,
             verify: None,
         }
@@ -238,6 +244,7 @@ impl LoadJob {
         self.validate_numbers(cores_there)?;
         self.validate_sizes(geometry)?;
         self.validate_kind(geometry)?;
+        self.validate_data()?;
         self.validate_verify(geometry)?;
         let range = self.range(geometry)?;
         self.validate_parts(geometry, range)?;
@@ -312,6 +319,25 @@ impl LoadJob {
         Ok(())
     }
 
+    fn validate_data(&self) -> Result<(), JobError> {
+        match &self.data {
+            WriteData::Random => return Ok(()),
+            WriteData::Compressible(percent) => {
+                within("the percentage of zeroes", u64::from(*percent), 0, 99)?;
+            }
+            WriteData::Sample(sample) => {
+                let most = SAMPLE_BYTES_MAX as u64;
+                within("the sample in bytes", sample.len() as u64, 1, most)?;
+            }
+        }
+        match self.pattern.writes() && self.verify.is_none() {
+            true => Ok(()),
+            false => Err(JobError::Conflict(
+                "the kind of data needs a pattern that writes, without verification",
+            )),
+        }
+    }
+
     fn validate_verify(&self, geometry: &Geometry) -> Result<(), JobError> {
         let Some(verify) = &self.verify else { return Ok(()) };
         let state = match verify {
@@ -381,9 +407,13 @@ impl LoadJob {
     }
 }
 
-/// Size of the random data shared by the writes of a core.
+/// Size of the data shared by the writes of a core.
 pub(crate) fn payload_bytes(job: &LoadJob) -> usize {
-    job.io_bytes_max().next_power_of_two().max(PAYLOAD_BYTES)
+    let sample = match &job.data {
+        WriteData::Sample(sample) => sample.len(),
+        WriteData::Random | WriteData::Compressible(_) => 0,
+    };
+    job.io_bytes_max().max(sample).next_power_of_two().max(PAYLOAD_BYTES)
 }
 
 fn within(what: &'static str, found: u64, least: u64, most: u64) -> Result<(), JobError> {
@@ -434,6 +464,9 @@ mod tests {
         assert!(said(|job| job.size_bytes = Some(!4095)).contains("beyond the device"));
         assert!(said(|job| job.size_bytes = Some(2 << 20)).contains("beyond the device"));
         assert!(said(|job| job.fua = true).contains("pattern that writes"));
+        assert!(said(|job| job.data = WriteData::Compressible(50)).contains("pattern that writes"));
+        assert!(said(|job| job.data = WriteData::Compressible(100)).contains("0 to 99"));
+        assert!(said(|job| job.data = WriteData::Sample([].into())).contains("sample"));
         assert!(said(|job| job.rate_iops = Some(0)).contains("rate"));
         assert!(said(|job| job.block_sizes.clear()).contains("block sizes"));
         let large = said(|job| {

@@ -36,6 +36,7 @@ mod usage;
 pub mod verify;
 
 pub use job::{AccessPattern, JobError, LoadJob};
+pub use payload::{WriteData, WriteDataKind};
 pub use results::{LoadOutcome, LoadResults};
 pub use run::{LoadProgress, RunError, Stop, run};
 pub use usage::{CpuUsage, usage};

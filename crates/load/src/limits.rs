@@ -20,6 +20,9 @@ pub const IOS_PER_SLOT: usize = 32;
 /// visible to a device that deduplicates or compresses across more than this.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 
+/// Longest sample of data to write, in bytes; each core has a copy.
+pub const SAMPLE_BYTES_MAX: usize = 32 << 20;
+
 /// Longest distinguished latency, in nanoseconds (100 s); longer ones count as this. With 3
 /// significant digits a histogram has 28 × 1,024 counters of 8 bytes: 224 KiB per operation.
 pub const LATENCY_MAX_NS: u64 = 100_000_000_000;

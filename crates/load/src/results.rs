@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::{AccessPattern, BlockSize, JobRange, LoadJob, Verify};
 use crate::limits::VIOLATIONS_KEPT;
+use crate::payload::WriteDataKind;
 pub use crate::plan::OpKind;
 use crate::stats::{OpStats, Stats};
 use crate::usage::CpuUsage;
@@ -70,6 +71,9 @@ pub struct JobSummary {
     pub warm_up_s: f64,
     pub fua: bool,
     pub flush_every: Option<u32>,
+    /// Kind of the written data.
+    #[serde(default)]
+    pub data: WriteDataKind,
     pub verify: bool,
 }
 
@@ -89,6 +93,7 @@ impl JobSummary {
             warm_up_s: job.warm_up.as_secs_f64(),
             fua: job.fua,
             flush_every: job.flush_every,
+            data: job.data.kind(),
             verify: job.verify.is_some(),
         }
     }
