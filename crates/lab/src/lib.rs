@@ -18,6 +18,7 @@
 pub mod bed;
 pub mod demo;
 pub mod disk_limits;
+mod emulated_disk;
 mod error;
 pub mod fabric;
 pub mod failover;
