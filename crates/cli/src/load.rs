@@ -7,9 +7,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_host::guard::{Guarded, GuardedAccess, SAMPLES, check_path};
 use flagstone_load::job::{BlockSize, Verify};
-use flagstone_load::{
-    LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop, WriteData,
-};
+use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop, WriteData};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
 use flagstone_stack::{DataSearch, OpenOptions, find_data, open_device};
 use flagstone_units::display::count;

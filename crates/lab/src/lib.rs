@@ -8,7 +8,7 @@
 //! - every started process is stopped, whatever happens, and scratch files are removed.
 //!
 //! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B,
-//! [`provisioned`] C, [`disk_limits`] D; [`pool`] compares a pool with the disk below it;
+//! [`provisioned`] C, [`disk_limits`] D, [`savings`] E; [`pool`] compares a pool with the disk below it;
 //! [`failover`] kills a node under a verifying load, and [`demo`] runs short versions. [`sections`]
 //! adds their tables and pictures to the report. [`node`] and [`ports`] run the emulated nodes;
 //! [`operator`] waits for the user of given ones.
@@ -32,6 +32,7 @@ pub mod operator;
 pub mod pool;
 pub mod ports;
 pub mod provisioned;
+pub mod savings;
 pub mod sections;
 
 use std::path::Path;

@@ -33,6 +33,8 @@ pub(crate) enum LabCommand {
     Provisioned(ProvisionedArgs),
     /// Compare a pool with the disk below it, emulated or real
     Pool(LabPoolArgs),
+    /// Measure what compression saves and costs, by kind of data, on an emulated disk
+    Savings(LabSavingsArgs),
     /// Measure the limits of cloud disks: rows of the page's tables, emulated, or a real disk
     Limits(LimitsArgs),
     /// Measure and verify a served volume, then run the pool, mirror, fabric and failover
@@ -191,6 +193,19 @@ pub(crate) struct FabricArgs {
 pub(crate) struct LabPoolArgs {
     #[command(flatten)]
     pub(crate) real: RealPoolArgs,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Measures incompressible data and data that halves, and the beginning of each FILE. 4 \
+repetitions of 10s after 2s; with --short 1 of 2s after 1s, about three minutes"
+)]
+pub(crate) struct LabSavingsArgs {
+    /// Measure this file's data too, at most its first 32 MiB; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) measure: MeasureArgs,
 }

@@ -1,5 +1,5 @@
-//! `flagstone lab mirror`, `fabric`, `provisioned`, `pool` and `limits`, on an emulated or a given
-//! bed.
+//! `flagstone lab mirror`, `fabric`, `provisioned`, `pool`, `savings` and `limits`, on an emulated
+//! or a given bed.
 
 use std::path::PathBuf;
 
@@ -16,19 +16,21 @@ use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, GivenFabric};
 use flagstone_lab::mirror::{self, EmulatedMirror, GivenMirror, MirrorBed};
 use flagstone_lab::pool::{self, EmulatedPool, GivenPool, PoolBed};
 use flagstone_lab::provisioned::{self, DiskProduct, ProvisionedBed};
+use flagstone_lab::savings::{self, SavingsData};
 use flagstone_lab::{Error, sections};
 use flagstone_units::display::duration;
 use serde::Serialize;
 
 use super::args::{
-    FabricArgs, LabMirrorArgs, LabPoolArgs, Lengths, LimitsArgs, MeasureArgs, OutputArgs,
-    ProvisionedArgs,
+    FabricArgs, LabMirrorArgs, LabPoolArgs, LabSavingsArgs, Lengths, LimitsArgs, MeasureArgs,
+    OutputArgs, ProvisionedArgs,
 };
 use super::real_args::{KindArgs, MeasuredArgs, TargetArgs};
 use crate::bench::watch::CampaignProgress;
 use crate::bench::{exit_of, provenance};
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output::{complain, json, print};
+use crate::sample;
 
 /// Round trip between two zones of a region, in µs.
 const RTT_US: u64 = 300;
@@ -251,6 +253,33 @@ pub(super) fn pool(args: &LabPoolArgs) -> Result<Exit, Error> {
         |watch, interrupt| pool::run(&run_options, &bed, watch, interrupt),
         |summary| (!summary.rows.is_empty()).then(|| pool::summary::sections(summary)),
     )
+}
+
+/// Most files of `lab savings`: each takes as long as a kind of data that is always measured.
+const DATA_FILES_MAX: usize = 8;
+
+pub(super) fn savings(args: &LabSavingsArgs) -> Result<Exit, Failure> {
+    let mut kinds = SavingsData::builtin().to_vec();
+    if args.data.len() > DATA_FILES_MAX {
+        return Err(Failure::usage(format!("--data: name at most {DATA_FILES_MAX} files")));
+    }
+    for path in &args.data {
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        if kinds.iter().any(|kind| kind.name == name) {
+            let text = format!("--data={}: rename it, as {name} is measured too", path.display());
+            return Err(Failure::usage(text));
+        }
+        kinds.push(SavingsData { name, data: sample::of_file(path)? });
+    }
+    let run_options =
+        args.measure.run_options("savings", Lengths(2000, 10_000, 4), Lengths(1000, 2000, 1))?;
+    Ok(run(
+        &run_options,
+        &args.measure.output,
+        Some(EMULATED_DISKS),
+        |watch, interrupt| savings::run(&run_options, &kinds, watch, interrupt),
+        |summary| (!summary.rows.is_empty()).then(|| savings::summary::sections(summary)),
+    )?)
 }
 
 pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {

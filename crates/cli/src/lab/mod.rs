@@ -28,6 +28,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<Exit, Failure> {
         LabCommand::Fabric(args) => experiments::fabric(args),
         LabCommand::Provisioned(args) => experiments::provisioned(args),
         LabCommand::Pool(args) => experiments::pool(args),
+        LabCommand::Savings(args) => return experiments::savings(args),
         LabCommand::Limits(args) => experiments::limits(args),
         LabCommand::Demo(args) => demo::run(args),
     };

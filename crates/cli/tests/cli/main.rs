@@ -188,7 +188,7 @@ fn cli_reference_matches_clap() {
     let plan_alone = |name: &str| options_beyond(&find(&["plan", name]), &output);
     let mut targets = ids(&["lab-results", "lab-lengths", "lab-targets"]);
     let lab = |name: &str| options_beyond(&find(&["lab", name]), &targets);
-    let nodes = ["mirror", "failover", "fabric", "pool"].map(lab);
+    let nodes = ["mirror", "failover", "fabric", "pool", "savings"].map(lab);
     targets.extend(ids(&["lab-product"]));
     let lab = |name: &str| options_beyond(&find(&["lab", name]), &targets);
     let shared_options = shared.iter().map(|(name, group)| {
@@ -255,6 +255,7 @@ fn cli_reference_matches_clap() {
         ("options:lab-provisioned".to_owned(), lab("provisioned")),
         ("options:lab-limits".to_owned(), lab("limits")),
         ("options:lab-pool".to_owned(), nodes[3].clone()),
+        ("options:lab-savings".to_owned(), nodes[4].clone()),
         ("options:lab-demo".to_owned(), options(&find(&["lab", "demo"]))),
         ("options:plan-predict".to_owned(), plan("predict")),
         ("options:plan-cheapest".to_owned(), plan_alone("cheapest")),
