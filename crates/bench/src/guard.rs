@@ -1,51 +1,31 @@
 //! Data protection: every target passes [`flagstone_host::guard`] before anything writes to it.
 //!
-//! A file is free if bench made it, which a marker beside it records ([`marker`]), and if it is
-//! still the same file. A served volume is opened and surveyed, as `flagstone load` does.
+//! A file that bench made, and that nothing else has changed, is free ([`crate::own_file`]). A
+//! served volume is opened and surveyed, as `flagstone load` does.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use flagstone_host::guard::GuardVerdict;
 use flagstone_host::guard::{Guarded, GuardedAccess, check_path};
-use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::own_file::{Ownership, ownership};
 use crate::served;
 use crate::target::{BenchTarget, DiskAddress};
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Marker {
-    made_by: String,
-    device: u64,
-    inode: u64,
-}
-
-const MADE_BY: &str = "flagstone bench";
-const MARKER_BYTES: u64 = 4096;
-
-pub fn marker(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".flagstone-bench");
-    PathBuf::from(name)
-}
-
-pub fn mark(path: &Path) -> Result<(), Error> {
-    let metadata = fs::metadata(path).map_err(Error::file("cannot look at", path))?;
-    let note =
-        Marker { made_by: MADE_BY.to_owned(), device: metadata.dev(), inode: metadata.ino() };
-    let text = serde_json::to_string(&note).expect("a note is always JSON") + "\n";
-    let beside = marker(path);
-    fs::write(&beside, text).map_err(Error::file("cannot write", beside))
-}
-
-/// Whether the marker names exactly this file.
-pub fn is_ours(path: &Path) -> bool {
-    let Ok(text) = crate::os::read_text(&marker(path), MARKER_BYTES) else { return false };
-    let Ok(note) = serde_json::from_str::<Marker>(&text) else { return false };
-    let same = |m: fs::Metadata| (m.dev(), m.ino()) == (note.device, note.inode);
-    note.made_by == MADE_BY && fs::metadata(path).is_ok_and(same)
+/// Checks a file or device that is written to. `agreed` is the consent to destroy its data.
+///
+/// # Errors
+/// It is in use, or has data without consent.
+pub fn check_write(name: &str, path: &Path, agreed: bool) -> Result<GuardVerdict, Guarded> {
+    let owner = ownership(path);
+    let access = GuardedAccess::Write { agreed, own_file: owner == Ownership::Ours };
+    check_path(name, path, access).map_err(|mut guarded| {
+        if owner == Ownership::Changed {
+            guarded.found += "; bench made it, but it has changed since its last run ended";
+        }
+        guarded
+    })
 }
 
 /// Checks all disks of a target. `destroy` are the addresses of disks whose data may be destroyed,
@@ -68,16 +48,18 @@ fn judge(disk: &DiskAddress, writes: bool, destroy: &[String]) -> Result<GuardVe
             None => Ok(GuardVerdict::Free),
         };
     };
-    let access = match writes {
-        true => GuardedAccess::Write { agreed, own_file: is_ours(path) },
-        false => GuardedAccess::Read,
-    };
-    Ok(check_path(&name, path, access)?)
+    Ok(match writes {
+        true => check_write(&name, path, agreed)?,
+        false => check_path(&name, path, GuardedAccess::Read)?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::own_file;
 
     fn judged(path: &Path, writes: bool, destroy: &[String]) -> Result<GuardVerdict, Error> {
         judge(&DiskAddress::Path(path.to_owned()), writes, destroy)
@@ -97,18 +79,18 @@ mod tests {
     }
 
     #[test]
-    fn marker_belongs_to_one_inode() {
+    fn changed_own_file_needs_consent() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ours");
         fs::write(&path, "data").unwrap();
-        mark(&path).unwrap();
+        own_file::mark(&path).unwrap();
+        if !own_file::marker(&path).exists() {
+            return;
+        }
         assert_eq!(judged(&path, true, &[]).unwrap(), GuardVerdict::Free);
-        // Another file with that name, while the first one still has its inode.
-        let other = directory.path().join("other");
-        fs::write(&other, "precious").unwrap();
-        fs::rename(&path, directory.path().join("kept")).unwrap();
-        fs::rename(&other, &path).unwrap();
-        assert!(judged(&path, true, &[]).is_err());
+        fs::write(&path, "precious").unwrap();
+        let error = judged(&path, true, &[]).unwrap_err().to_string();
+        assert!(error.contains("bench made it, but it has changed"), "{error}");
     }
 
     #[test]

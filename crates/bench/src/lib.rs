@@ -36,6 +36,7 @@ pub mod job;
 pub mod limits;
 pub mod measurement;
 pub mod os;
+pub mod own_file;
 mod pauses;
 pub mod precondition;
 pub mod process;

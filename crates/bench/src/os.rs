@@ -75,6 +75,14 @@ pub fn is_own_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
+/// 128 random bits.
+pub(crate) fn random_bits() -> u128 {
+    let mut bytes = [0; 16];
+    // A kernel answers up to 256 bytes whole; a signal may interrupt only its start.
+    while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(16) {}
+    u128::from_ne_bytes(bytes)
+}
+
 /// Wall-clock time, in seconds since 1970.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())

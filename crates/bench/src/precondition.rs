@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::Error;
-use crate::guard;
 use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
 use crate::os;
+use crate::own_file;
 use crate::process::{self, Interrupt};
 
 /// Samples that are read to decide whether a disk is filled.
@@ -27,13 +27,14 @@ pub fn make(path: &Path, size_bytes: u64) -> Result<(), Error> {
     check_room(&[path], size_bytes)?;
     let made = std::fs::File::create(path)
         .map_err(Error::file("cannot make", path))
-        .and_then(|file| guard::mark(path).map(|()| file))
-        .and_then(|file| file.set_len(size_bytes).map_err(Error::file("cannot make", path)));
+        .and_then(|file| own_file::mark(path).map(|()| file))
+        .and_then(|file| file.set_len(size_bytes).map_err(Error::file("cannot make", path)))
+        .map(|()| own_file::settle(path));
     if made.is_err() && before.is_err() {
         // Removal errors of a file that was not created are harmless; an older file is left
         // untouched.
         let _ = std::fs::remove_file(path);
-        let _ = std::fs::remove_file(guard::marker(path));
+        let _ = std::fs::remove_file(own_file::marker(path));
     }
     made
 }
@@ -136,7 +137,7 @@ mod tests {
     fn file_without_marker_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
-        std::fs::create_dir(guard::marker(&path)).unwrap();
+        std::fs::create_dir(own_file::marker(&path)).unwrap();
         assert!(make(&path, 1 << 20).is_err());
         assert!(!path.exists());
     }
@@ -146,7 +147,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         make(&path, 1 << 20).unwrap();
-        assert!(guard::is_ours(&path) && !is_filled(&path, 1 << 20));
+        assert!(own_file::is_ours(&path) && !is_filled(&path, 1 << 20));
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
         assert!(is_filled(&path, 1 << 20));
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();

@@ -12,7 +12,7 @@ use flagstone_bench::diskspd::translate::translate;
 use flagstone_bench::diskspd::{DiskspdReport, parse};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
-use flagstone_bench::guard;
+use flagstone_bench::own_file;
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::{self, ResultRecord, ResultStore};
@@ -205,7 +205,7 @@ fn diskspd_command_runs_on_real_fio() {
     let never = Interrupt::never();
     let target: BenchTarget = path.to_str().expect("a plain path").parse().expect("a target");
     std::fs::write(&path, []).expect("it can be made");
-    guard::mark(&path).expect("it can be noted");
+    own_file::mark(&path).expect("it can be noted");
     fio.fill(&target, Some(FILE_BYTES), &never, &mut || {}).expect("it is filled");
     let words = ["-d1", "-W0", "-r", "-w50", "-t2", "-o2", "-b8K", "-L", "-D250", "-n"];
     let mut words: Vec<_> = words.map(str::to_owned).into();

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use flagstone_bench::guard::is_ours;
+use flagstone_bench::guard::check_write;
+use flagstone_bench::own_file::OwnFiles;
 use flagstone_blockdev::SharedDevice;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_host::guard::{Guarded, GuardedAccess, SAMPLES, check_path};
+use flagstone_host::guard::{Guarded, SAMPLES};
 use flagstone_load::job::{BlockSize, Verify};
 use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop, WriteData};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
@@ -39,7 +40,10 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
         buffer_memory_bytes: MEMORY_BYTES,
         ..RuntimeConfig::default()
     };
-    let results = run_cores(&config, || measure(args, data.clone())).map_err(Failure::failed)??;
+    let own_files = own_files(args);
+    let results = run_cores(&config, || measure(args, data.clone())).map_err(Failure::failed);
+    own_files.settle();
+    let results = results??;
     let text = if args.json { json(&results) } else { results.to_string() };
     Ok(print(&text, exit_of(&results)))
 }
@@ -56,9 +60,19 @@ fn guard(args: &LoadArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let agreed = args.destroy_data.is_some();
-    let access = GuardedAccess::Write { agreed, own_file: is_ours(path) };
     // A file that does not exist is reported when it is opened.
-    check_path(&name, path, access).map(drop).map_err(|guarded| Failure::usage(guarded.to_string()))
+    check_write(&name, path, agreed)
+        .map(drop)
+        .map_err(|guarded| Failure::usage(guarded.to_string()))
+}
+
+fn own_files(args: &LoadArgs) -> OwnFiles {
+    match &args.target {
+        DeviceSpec::Path(path) if changes_data(args) => {
+            OwnFiles::before([path.as_path()].into_iter(), true)
+        }
+        _ => OwnFiles::default(),
+    }
 }
 
 /// As [`guard`], for a remote volume: its server owns the device.

@@ -14,6 +14,7 @@ use crate::generator::Generator;
 use crate::guard::{self, GuardVerdict};
 use crate::measurement::Measurement;
 use crate::os::{self, Stopwatch};
+use crate::own_file::OwnFiles;
 use crate::precondition;
 use crate::process::Interrupt;
 use crate::provenance::Provenance;
@@ -77,6 +78,25 @@ impl Campaign<'_> {
         for target in &self.plan.targets {
             verdicts.push(guard::check(target, self.plan.destroys(), &self.plan.destroy)?);
         }
+        let own_files = self.own_files();
+        let ended = self.run_guarded(&verdicts, &own_files, watcher);
+        if self.plan.destroys() {
+            own_files.settle();
+        }
+        ended
+    }
+
+    fn own_files(&self) -> OwnFiles {
+        let disks = self.plan.targets.iter().flat_map(|target| &target.disks);
+        OwnFiles::before(disks.filter_map(DiskAddress::path), self.plan.destroys())
+    }
+
+    fn run_guarded(
+        &self,
+        verdicts: &[Vec<GuardVerdict>],
+        own_files: &OwnFiles,
+        watcher: &mut dyn Watcher,
+    ) -> Result<(), Error> {
         let records = self.store.records()?;
         let mut done: Done =
             records.iter().map(|r| (r.job.clone(), r.target.clone(), r.repetition)).collect();
@@ -95,12 +115,12 @@ impl Campaign<'_> {
                 (_, None) => return Err(Error::FioMissing),
             }
         }
-        self.check_room(&verdicts)?;
+        self.check_room(verdicts)?;
         let mut fills: Vec<Unfilled> = Vec::new();
         if self.plan.discard && done.is_empty() {
             self.discard(watcher)?;
         }
-        for (driven, verdicts) in driven.iter().zip(&verdicts) {
+        for (driven, verdicts) in driven.iter().zip(verdicts) {
             for found in self.prepare(driven, verdicts, watcher)? {
                 // A disk may be in several targets.
                 if !fills.iter().any(|fill| fill.target.disks == found.target.disks) {
@@ -108,7 +128,9 @@ impl Campaign<'_> {
                 }
             }
         }
-        self.fill_all(&fills, watcher)?;
+        let filled = self.fill_all(&fills, watcher);
+        own_files.settle();
+        filled?;
         let mut environment = environment::record(&self.plan.targets, self.fio);
         driven.iter().for_each(|driven| driven.describe(&mut environment));
         self.store.environment(&environment)?;
@@ -117,7 +139,7 @@ impl Campaign<'_> {
         for job in 0..self.plan.jobs.len() {
             self.run_job(
                 job,
-                (&driven, &provenances),
+                (&driven, &provenances, own_files),
                 (&mut done, &mut rounds, &mut pace),
                 watcher,
             )?;
@@ -128,7 +150,7 @@ impl Campaign<'_> {
     fn run_job(
         &self,
         job: usize,
-        (driven, provenances): (&[Driven], &[Provenance]),
+        (driven, provenances, own_files): (&[Driven], &[Provenance], &OwnFiles),
         (done, rounds, pace): (&mut Done, &mut Rounds, &mut CampaignPace),
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
@@ -150,6 +172,10 @@ impl Campaign<'_> {
                 let before = steps::written(self.plan, target, self.interrupt)?;
                 let watch = Stopwatch::start();
                 let mut record = self.measure(step, &driven[step.target], watcher)?;
+                // A crash later on leaves at most one measurement's writes unrecorded.
+                if self.plan.destroys() {
+                    own_files.settle();
+                }
                 let after = steps::written(self.plan, target, self.interrupt)?;
                 let written = |(after, before): (u64, u64)| after.saturating_sub(before);
                 record.written_bytes = after.zip(before).map(written);

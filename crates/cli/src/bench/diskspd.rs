@@ -10,9 +10,10 @@ use flagstone_bench::diskspd::{DiskspdReport, parse, text, xml};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::guard::{self, GuardVerdict};
 use flagstone_bench::os;
+use flagstone_bench::own_file::{self, OwnFiles};
 use flagstone_bench::precondition;
 use flagstone_bench::process::Interrupt;
-use flagstone_bench::target::BenchTarget;
+use flagstone_bench::target::{BenchTarget, DiskAddress};
 
 use super::args::DiskspdArgs;
 use crate::exit::Exit;
@@ -56,7 +57,11 @@ pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         power_scheme: read(GOVERNOR),
     };
-    let run = fio.measure(&translation.job, &translation.target, &interrupt, &mut || {})?;
+    let files = translation.target.disks.iter().filter_map(DiskAddress::path);
+    let own_files = OwnFiles::before(files, translation.job.writes());
+    let run = fio.measure(&translation.job, &translation.target, &interrupt, &mut || {});
+    own_files.settle();
+    let run = run?;
     if run.paused_s > 0.0 {
         complain(&format!(
             "flagstone: warning: fio was suspended for {:.1} s, by a signal or with the machine: measure again\n",
@@ -96,14 +101,16 @@ fn prepare(
             // As in diskspd, -c applies only to files.
             continue;
         }
-        let is_made = os::size_of(path).ok() == Some(bytes) && guard::is_ours(path);
+        let is_made = os::size_of(path).ok() == Some(bytes) && own_file::is_ours(path);
         if is_made && precondition::is_filled(path, bytes) {
             continue;
         }
         complain(&format!("flagstone: creating {disk} for -c\n"));
         precondition::make(path, bytes)?;
         let one = BenchTarget { name: disk.to_string(), disks: vec![disk.clone()] };
-        fio.fill(&one, Some(bytes), interrupt, &mut || {})?;
+        let filled = fio.fill(&one, Some(bytes), interrupt, &mut || {});
+        own_file::settle(path);
+        filled?;
     }
     Ok(())
 }

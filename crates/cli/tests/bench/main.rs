@@ -256,6 +256,16 @@ fn data_destruction_needs_consent() {
     bench.say("precious", "more data");
     bench.ends("resume r", 2);
     bench.ends("resume r --destroy-data ./precious", 0);
+
+    // A file of bench is free until something else changes it.
+    bench.ends("run quick ./own --size 1m --results s --no-precondition", 0);
+    if bench.path("own.flagstone-bench").exists() {
+        bench.ends("run quick ./own --results t --no-precondition", 0);
+    }
+    bench.say("own", "precious too");
+    let (_, errors) = bench.ends("run quick ./own --results u", 2);
+    assert!(errors.contains("--destroy-data=./own") && !bench.path("u").exists(), "{errors}");
+    assert_eq!(bench.read("own"), "precious too");
 }
 
 #[test]
