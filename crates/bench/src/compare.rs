@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use flagstone_units::{format_block_size, grouped};
 use serde::Serialize;
 
+#[cfg(feature = "report")]
+use crate::baseline::{matched, series};
 use crate::job::AccessPattern;
 use crate::provenance::Provenance;
 use crate::results::ResultRecord;
@@ -135,11 +137,15 @@ impl DifferenceVerdict {
     }
 }
 
-/// Targets with their results; the first one is the baseline of the others.
+/// Targets with their results. Of one run, the first target is the baseline of the others. Of
+/// several runs, a target of the first run is the baseline of the same target in the others.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     names: Vec<String>,
     provenances: Vec<Provenance>,
+    baselines: Vec<Option<usize>>,
+    /// Targets that the first run or a later one lacks.
+    unmatched: Vec<String>,
     jobs: Vec<JobRow>,
 }
 
@@ -185,8 +191,18 @@ pub struct Slower {
 }
 
 impl Comparison {
-    /// A comparison of named targets. Jobs are in the order of their first result.
+    /// A comparison of named targets with the first one. Jobs are in the order of their first
+    /// result.
     pub fn new(things: Vec<(String, Vec<ResultRecord>)>) -> Comparison {
+        let baselines = (0..things.len()).map(|at| (at > 0).then_some(0)).collect();
+        Comparison::with(things, baselines, Vec::new())
+    }
+
+    fn with(
+        things: Vec<(String, Vec<ResultRecord>)>,
+        baselines: Vec<Option<usize>>,
+        unmatched: Vec<String>,
+    ) -> Comparison {
         let provenance = |of: &[ResultRecord]| {
             of.iter().map(|record| record.provenance).max().unwrap_or_default()
         };
@@ -214,7 +230,7 @@ impl Comparison {
                 jobs[place].records[at].push(record);
             }
         }
-        Comparison { names, provenances, jobs }
+        Comparison { names, provenances, baselines, unmatched, jobs }
     }
 
     /// The targets of one campaign, in the order of their first result.
@@ -229,13 +245,10 @@ impl Comparison {
         if runs.len() == 1 {
             return Comparison::of_targets(runs.remove(0).1);
         }
-        Comparison::of_named(runs.into_iter().flat_map(|(run, records)| {
-            let several = records.iter().any(|record| record.target != records[0].target);
-            records.into_iter().map(move |record| {
-                let name = if several { format!("{run} {}", record.target) } else { run.clone() };
-                (name, record)
-            })
-        }))
+        let all = series(runs);
+        let (baselines, unmatched) = matched(&all);
+        let things = all.into_iter().map(|one| (one.name, one.records)).collect();
+        Comparison::with(things, baselines, unmatched)
     }
 
     fn of_named(named: impl Iterator<Item = (String, ResultRecord)>) -> Comparison {
@@ -257,31 +270,56 @@ impl Comparison {
         &self.provenances
     }
 
+    /// The series that `at` is compared with.
+    pub(crate) fn base(&self, at: usize) -> Option<usize> {
+        *self.baselines.get(at)?
+    }
+
+    /// Series with their baselines.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.baselines.iter().enumerate().filter_map(|(at, base)| Some((at, (*base)?)))
+    }
+
+    /// Whether any two series are compared.
+    pub fn has_pairs(&self) -> bool {
+        self.pairs().next().is_some()
+    }
+
+    /// Targets without a counterpart: of a later run, which the first one lacks, and of the first
+    /// run, which a later one lacks.
+    pub fn unmatched(&self) -> &[String] {
+        &self.unmatched
+    }
+
     pub(crate) fn rows(&self) -> &[JobRow] {
         &self.jobs
     }
 
     /// Table of one metric: medians, ratio, overhead and significance against the baseline.
     pub fn figure(&self, figure: ComparedMetric) -> Table {
-        let mut head = vec!["job".to_owned(), self.names[0].clone()];
-        for name in &self.names[1..] {
-            head.extend([name, "ratio", "overhead", "verdict"].map(str::to_owned));
+        let mut head = vec!["job".to_owned()];
+        let several = self.pairs().any(|(_, base)| Some(base) != self.pairs().next().map(|p| p.1));
+        for (at, name) in self.names.iter().enumerate() {
+            head.push(name.clone());
+            if let Some(base) = self.base(at) {
+                let ratio =
+                    if several { format!("to {}", self.names[base]) } else { "ratio".into() };
+                head.extend([ratio, "overhead".to_owned(), "verdict".to_owned()]);
+            }
         }
         let mut rows = Vec::new();
         for row in &self.jobs {
-            let first = row.values(0, figure);
-            let base = RepeatedFigure::new(first.clone());
             let absent = || UNKNOWN.to_owned();
-            let text =
-                |of: &Option<RepeatedFigure>| of.as_ref().map_or_else(absent, |of| of.text(figure));
-            let mut cells = vec![row.job.clone(), text(&base)];
-            for at in 1..self.names.len() {
+            let mut cells = vec![row.job.clone()];
+            for at in 0..self.names.len() {
                 let values = row.values(at, figure);
                 let cell = RepeatedFigure::new(values.clone());
-                cells.push(text(&cell));
-                match (&base, &cell) {
+                cells.push(cell.as_ref().map_or_else(absent, |of| of.text(figure)));
+                let Some(base) = self.base(at) else { continue };
+                let first = row.values(base, figure);
+                match (RepeatedFigure::new(first.clone()), cell) {
                     (Some(base), Some(cell)) => {
-                        cells.push(ratio(cell, base));
+                        cells.push(ratio(&cell, &base));
                         cells.push(overhead(figure, cell.median, base.median));
                         cells.push(DifferenceVerdict::of(&values, &first).text());
                     }
@@ -296,7 +334,8 @@ impl Comparison {
     /// Overhead of the target `other` in the published columns: throughput and latency by write
     /// size. Both overheads are relative to the baseline; SIOS relates latency to the mirror's.
     pub fn overhead(&self, other: usize) -> Option<Table> {
-        let (plain, mirror) = (&self.names[0], self.names.get(other)?);
+        let base = self.base(other)?;
+        let (plain, mirror) = (&self.names[base], self.names.get(other)?);
         let names = [
             "size".to_owned(),
             format!("MB/s, {mirror}"),
@@ -313,9 +352,9 @@ impl Comparison {
             let of = |at, figure| row.median(at, figure);
             let (Some(mirror), Some(plain), Some(mirror_ms), Some(plain_ms)) = (
                 of(other, ComparedMetric::Throughput),
-                of(0, ComparedMetric::Throughput),
+                of(base, ComparedMetric::Throughput),
                 of(other, ComparedMetric::Latency),
-                of(0, ComparedMetric::Latency),
+                of(base, ComparedMetric::Latency),
             ) else {
                 continue;
             };
@@ -333,7 +372,7 @@ impl Comparison {
                 format!("{mirror_ms:.3}"),
                 format!("{plain_ms:.3}"),
                 overhead(ComparedMetric::Latency, mirror_ms, plain_ms),
-                DifferenceVerdict::of(&values(other), &values(0)).text(),
+                DifferenceVerdict::of(&values(other), &values(base)).text(),
             ]);
         }
         (!table.rows.is_empty()).then_some(table)
@@ -344,9 +383,9 @@ impl Comparison {
     pub fn slower(&self, percent_most: f64) -> Vec<Slower> {
         let mut out = Vec::new();
         for row in &self.jobs {
-            for at in 1..self.names.len() {
+            for (at, base) in self.pairs() {
                 for figure in [ComparedMetric::Iops, ComparedMetric::Latency] {
-                    let (first, values) = (row.values(0, figure), row.values(at, figure));
+                    let (first, values) = (row.values(base, figure), row.values(at, figure));
                     let (Some(base), Some(other)) = (median(&first), median(&values)) else {
                         continue;
                     };
@@ -366,11 +405,11 @@ impl Comparison {
 
     /// Jobs with too few repetitions for a significance test against the baseline.
     pub fn undecidable(&self) -> Vec<String> {
+        let iops = |row: &JobRow, at| row.values(at, ComparedMetric::Iops);
         let few = |row: &&JobRow| {
-            let first = row.values(0, ComparedMetric::Iops);
-            (1..self.names.len()).any(|at| {
-                DifferenceVerdict::of(&row.values(at, ComparedMetric::Iops), &first)
-                    == DifferenceVerdict::TooFew
+            self.pairs().map(|(at, base)| (iops(row, at), iops(row, base))).any(|(a, b)| {
+                let is_measured = !a.is_empty() || !b.is_empty();
+                is_measured && DifferenceVerdict::of(&a, &b) == DifferenceVerdict::TooFew
             })
         };
         self.jobs.iter().filter(few).map(|row| row.job.clone()).collect()
@@ -477,6 +516,35 @@ mod tests {
         assert_eq!(of(vec![("r".to_owned(), run(&["a", "b"]))]), ["a", "b"]);
         let both = vec![("r".to_owned(), run(&["a"])), ("s".to_owned(), run(&["a", "b"]))];
         assert_eq!(of(both), ["r", "s a", "s b"]);
+    }
+
+    #[cfg(feature = "report")]
+    #[test]
+    fn targets_of_runs_compare_by_name() {
+        let run = |name: &str, cache: f64| {
+            let around = |mb: f64| [0.0, 0.1, 0.2, 0.3, 0.4].map(|more| mb + more);
+            let mut all = records("plain", "j", &around(10.0), 1.0);
+            all.extend(records("cache", "j", &around(cache), 1.0));
+            (name.to_owned(), all)
+        };
+        let slower = |found: Comparison| -> Vec<_> {
+            found.slower(5.0).into_iter().map(|one| (one.name, one.percent.round())).collect()
+        };
+        let regressed = Comparison::of_runs(vec![run("before", 20.0), run("after", 11.0)]);
+        assert_eq!(slower(regressed)[0], ("after cache".to_owned(), 45.0));
+        let same = Comparison::of_runs(vec![run("before", 5.0), run("after", 5.0)]);
+        assert_eq!(same.unmatched(), [""; 0]);
+        let head = same.figure(ComparedMetric::Iops).head;
+        assert_eq!(head[1..5], ["before plain", "before cache", "after plain", "to before plain"]);
+        assert_eq!(same.undecidable(), [""; 0]);
+        assert_eq!(slower(same), []);
+
+        let one = |name: &str, target| (name.to_owned(), records(target, "j", &[1.0], 1.0));
+        let lacking = Comparison::of_runs(vec![run("before", 5.0), one("after", "other")]);
+        assert_eq!(lacking.unmatched(), ["before plain", "before cache", "after"]);
+        assert!(!lacking.has_pairs());
+        let renamed = Comparison::of_runs(vec![one("before", "a"), one("after", "b")]);
+        assert!(renamed.unmatched().is_empty() && renamed.has_pairs(), "there is no other");
     }
 
     #[test]

@@ -19,6 +19,8 @@
 #![allow(missing_docs, reason = "the names of most members say it")]
 
 pub mod attach;
+#[cfg(feature = "report")]
+mod baseline;
 pub mod campaign;
 pub mod caveats;
 mod cloud_machine;

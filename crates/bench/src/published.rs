@@ -21,8 +21,8 @@ pub fn published(suite: &str) -> Option<Table> {
 /// Local disks against the fabric by number of disks: one table for each block size and depth that
 /// was measured on several numbers of disks.
 pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
-    let Some(name) = comparison.names().get(other) else { return Vec::new() };
-    let first = &comparison.names()[0];
+    let Some(base) = comparison.base(other) else { return Vec::new() };
+    let [first, name] = [base, other].map(|at| &comparison.names()[at]);
     let key = |row: &JobRow| (row.block_bytes, row.depth, row.threads);
     let mut tables = Vec::new();
     let mut seen = Vec::new();
@@ -57,7 +57,7 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
             let mut cells = vec![count.to_string()];
             for pattern in &patterns {
                 let found = same.iter().find(|row| (row.disks, row.rw) == (count, *pattern));
-                cells.extend(thousands(found.copied(), other));
+                cells.extend(thousands(found.copied(), base, other));
             }
             // A row without any result is omitted.
             if cells[1..].iter().any(|cell| is_known(cell)) {
@@ -71,10 +71,10 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
     tables
 }
 
-fn thousands(row: Option<&JobRow>, other: usize) -> [String; 3] {
+fn thousands(row: Option<&JobRow>, base: usize, other: usize) -> [String; 3] {
     let iops = |at| row.and_then(|row| row.median(at, ComparedMetric::Iops));
     let text = |value| cell(value, |value| grouped(value / 1e3, 1));
-    let (first, other) = (iops(0), iops(other));
+    let (first, other) = (iops(base), iops(other));
     let share = match (first, other) {
         (Some(first), Some(other)) if first > 0.0 => format!("{:.0} %", 100.0 * other / first),
         _ => UNKNOWN.to_owned(),

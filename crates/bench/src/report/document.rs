@@ -96,16 +96,18 @@ fn job(comparison: &Comparison, row: &JobRow) -> JobDocument {
         depth: row.depth,
         threads: row.threads,
         disks: row.disks,
-        results: (0..comparison.names().len()).map(|at| results(row, at)).collect(),
+        results: (0..comparison.names().len())
+            .map(|at| results(row, at, comparison.base(at)))
+            .collect(),
     }
 }
 
-fn results(row: &JobRow, at: usize) -> Option<JobResults> {
+fn results(row: &JobRow, at: usize, base: Option<usize>) -> Option<JobResults> {
     let median = |pick: fn(&ResultRecord) -> Option<f64>| median_of(&row.records[at], pick);
     Some(JobResults {
-        iops: compared(row, at, ComparedMetric::Iops)?,
-        mb_per_s: compared(row, at, ComparedMetric::Throughput)?,
-        latency_mean_ms: compared(row, at, ComparedMetric::Latency)?,
+        iops: compared(row, at, base, ComparedMetric::Iops)?,
+        mb_per_s: compared(row, at, base, ComparedMetric::Throughput)?,
+        latency_mean_ms: compared(row, at, base, ComparedMetric::Latency)?,
         latency_p50_us: median(|record| record.latency_p50_us),
         latency_p99_us: median(|record| record.latency_p99_us),
         latency_p99_9_us: median(|record| record.latency_p99_9_us),
@@ -113,13 +115,18 @@ fn results(row: &JobRow, at: usize) -> Option<JobResults> {
     })
 }
 
-fn compared(row: &JobRow, at: usize, metric: ComparedMetric) -> Option<ComparedFigure> {
+fn compared(
+    row: &JobRow,
+    at: usize,
+    base: Option<usize>,
+    metric: ComparedMetric,
+) -> Option<ComparedFigure> {
     let figure = RepeatedFigure::new(row.values(at, metric))?;
-    let base = row.median(0, metric).filter(|_| at > 0);
+    let base = base.and_then(|base| RepeatedFigure::new(row.values(base, metric)));
     let difference = base.map(|base| Difference {
-        ratio: (base > 0.0).then(|| figure.median / base),
-        overhead_percent: metric.overhead_percent(figure.median, base),
-        verdict: DifferenceVerdict::of(&figure.values, &row.values(0, metric)),
+        ratio: (base.median > 0.0).then(|| figure.median / base.median),
+        overhead_percent: metric.overhead_percent(figure.median, base.median),
+        verdict: DifferenceVerdict::of(&figure.values, &base.values),
     });
     Some(ComparedFigure { figure, difference })
 }

@@ -85,17 +85,17 @@ impl HtmlReport {
         let rows = self.comparison.rows();
         let mut figures = Vec::new();
         let differences = rows.iter().flat_map(|row| {
-            (1..names.len()).filter_map(move |at| {
-                let [base, other] = [0, at].map(|at| row.values(at, ComparedMetric::Iops));
+            self.comparison.pairs().filter_map(move |(at, first)| {
+                let [base, other] = [first, at].map(|at| row.values(at, ComparedMetric::Iops));
                 let DifferenceVerdict::Differs { .. } = DifferenceVerdict::of(&other, &base) else {
                     return None;
                 };
                 let overhead =
                     ComparedMetric::Iops.overhead_percent(median(&other)?, median(&base)?)?;
-                Some((row, at, overhead))
+                Some((row, (at, first), overhead))
             })
         });
-        if let Some((row, at, overhead)) =
+        if let Some((row, (at, first), overhead)) =
             differences.max_by(|a, b| a.2.abs().total_cmp(&b.2.abs()))
         {
             let word = if overhead < 0.0 { "more" } else { "fewer" };
@@ -103,10 +103,10 @@ impl HtmlReport {
                 format!("{:.1} % {word} IOPS", overhead.abs()),
                 format!(
                     "{} on {} than on {}: the largest difference",
-                    row.job, names[at], names[0]
+                    row.job, names[at], names[first]
                 ),
             ));
-        } else if names.len() > 1 {
+        } else if self.comparison.has_pairs() {
             let jobs = format!("in IOPS of {} jobs", rows.len());
             figures.push(("no difference shown".to_owned(), jobs));
         }
@@ -192,14 +192,17 @@ impl HtmlReport {
         let (mut found, mut not_shown, mut few) = (Vec::new(), Vec::new(), Vec::new());
         let names = self.comparison.names();
         for row in self.comparison.rows() {
-            for (at, name) in names.iter().enumerate().skip(1) {
+            for (at, base) in self.comparison.pairs() {
+                let name = &names[at];
                 let (first, values) =
-                    (row.values(0, ComparedMetric::Iops), row.values(at, ComparedMetric::Iops));
+                    (row.values(base, ComparedMetric::Iops), row.values(at, ComparedMetric::Iops));
                 if first.is_empty() || values.is_empty() {
                     continue;
                 }
                 match DifferenceVerdict::of(&values, &first) {
-                    DifferenceVerdict::Differs { .. } => found.push(self.difference(row, at, name)),
+                    DifferenceVerdict::Differs { .. } => {
+                        found.push(self.difference(row, at, base));
+                    }
                     DifferenceVerdict::NotShown { .. } => {
                         not_shown.push(format!("{} on {name}", row.job))
                     }
@@ -222,9 +225,10 @@ impl HtmlReport {
         found
     }
 
-    fn difference(&self, row: &crate::compare::JobRow, at: usize, name: &str) -> String {
+    fn difference(&self, row: &crate::compare::JobRow, at: usize, first: usize) -> String {
+        let names = self.comparison.names();
         let change = |figure| {
-            let (base, other) = (row.median(0, figure)?, row.median(at, figure)?);
+            let (base, other) = (row.median(first, figure)?, row.median(at, figure)?);
             (base > 0.0).then(|| 100.0 * (other - base) / base)
         };
         let word = |change: Option<f64>, more: &str, less: &str| match change {
@@ -233,11 +237,12 @@ impl HtmlReport {
             None => "an unknown change".to_owned(),
         };
         format!(
-            "{} on {name}: {} IOPS and {} mean latency than on {}.",
+            "{} on {}: {} IOPS and {} mean latency than on {}.",
             row.job,
+            names[at],
             word(change(ComparedMetric::Iops), "more", "fewer"),
             word(change(ComparedMetric::Latency), "longer", "shorter"),
-            self.comparison.names()[0]
+            names[first]
         )
     }
 

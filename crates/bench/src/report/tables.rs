@@ -15,8 +15,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
     let mut tables = Vec::new();
     let mut add = |id: String, table: Table| tables.push(Named { id, table });
     add("summary".to_owned(), comparison.summary());
-    let others = 1..comparison.names().len();
-    for other in others.clone() {
+    for (other, _) in comparison.pairs() {
         if let Some(table) = comparison.overhead(other) {
             add(format!("overhead-{other}"), table);
         }
@@ -32,7 +31,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
             add(format!("published-{suite}"), table);
         }
     }
-    if !others.is_empty() {
+    if comparison.names().len() > 1 {
         let ids = ["throughput", "iops", "latency"];
         for (id, figure) in ids.into_iter().zip(ComparedMetric::ALL) {
             add(id.to_owned(), comparison.figure(figure));

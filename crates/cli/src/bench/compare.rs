@@ -1,6 +1,7 @@
 //! `flagstone bench compare`.
 
 use flagstone_bench::Error;
+use flagstone_bench::compare::Comparison;
 use flagstone_bench::report::comparison;
 use flagstone_bench::stats::REPETITIONS_LEAST;
 
@@ -11,8 +12,8 @@ use crate::output::{complain, print};
 pub(super) fn run(args: &BenchCompareArgs) -> Result<Exit, Error> {
     let runs = args.of.read()?;
     let comparison = comparison(&runs);
-    if args.fail_if_slower.is_some() && comparison.names().len() < 2 {
-        return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));
+    if args.fail_if_slower.is_some() {
+        check_pairs(&comparison)?;
     }
     let exit = print(&args.output.shown(&runs, &args.of.results), Exit::Success);
     let Some(most) = args.fail_if_slower else { return Ok(exit) };
@@ -39,4 +40,19 @@ pub(super) fn run(args: &BenchCompareArgs) -> Result<Exit, Error> {
     }
     complain(&format!("flagstone: passed: nothing is significantly worse by more than {most} %\n"));
     Ok(exit)
+}
+
+/// Refuses a verdict that would leave out a target.
+fn check_pairs(comparison: &Comparison) -> Result<(), Error> {
+    if !comparison.unmatched().is_empty() {
+        return Err(Error::Usage(format!(
+            "--fail-if-slower compares targets of the same name in each result, and has no \
+             counterpart of {}",
+            comparison.unmatched().join(", ")
+        )));
+    }
+    if !comparison.has_pairs() {
+        return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));
+    }
+    Ok(())
 }

@@ -354,6 +354,9 @@ fn fail_if_slower_exit_status() {
     assert_eq!(errors, "flagstone: passed: nothing is significantly worse by more than 5 %\n");
     bench.ends("compare fast slow --fail-if-slower 200%", 0);
     bench.ends("compare fast --fail-if-slower 5%", 2);
+    bench.ends("run quick t=./x u=./y --size 1m --results both", 0);
+    let (_, errors) = bench.ends("compare fast both --fail-if-slower 5%", 2);
+    assert!(errors.contains("has no counterpart of both u"), "{errors}");
     // Duplicate results would count their repetitions twice.
     for line in ["compare fast slow fast", "compare fast ./fast/", "report fast fast/results.jsonl"]
     {
