@@ -3,6 +3,7 @@
 
 use crate::catalog::{Confidence, LimitKind, Rounding, SourceKeys, VmRow, VolumeLimits};
 use crate::input::Workload;
+use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
 
@@ -176,6 +177,58 @@ impl<'a> Placement<'a> {
     pub(crate) fn egress_unit(&self) -> f64 {
         let own = self.catalog.units.throughput_bytes() as f64;
         self.catalog.egress.as_ref().map_or(1.0, |egress| egress.throughput_bytes as f64 / own)
+    }
+}
+
+/// A limit that exists, and that no source of the catalog gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnknownLimit {
+    /// Of a disk by its size.
+    Disk(Dimension),
+    /// Of the machine for all disks of the type.
+    Machine(Dimension),
+}
+
+impl UnknownLimit {
+    pub(crate) fn dimension(self) -> Dimension {
+        match self {
+            UnknownLimit::Disk(dimension) | UnknownLimit::Machine(dimension) => dimension,
+        }
+    }
+}
+
+const DIMENSIONS: [Dimension; 2] = [Dimension::Iops, Dimension::Throughput];
+
+impl Placement<'_> {
+    /// Limits of a mix that are not known. A type that sells performance may leave throughput to
+    /// the machine; the absence of the machine's whole row is reported apart.
+    pub(crate) fn unknown_limits(&self, mix: &WorkloadMix) -> Vec<UnknownLimit> {
+        let lacks =
+            |[read, write]: [bool; 2]| (mix.read > 0.0 && !read) || (mix.write > 0.0 && !write);
+        let mut out = Vec::new();
+        if let Some(limits) = self.volume_limits() {
+            let is_known = |dimension| {
+                let VolumeRule { rates, most, .. } = limits.rule(dimension);
+                let by_block =
+                    dimension == Dimension::Iops && !limits.write_iops_max_by_block.is_empty();
+                let [read, write] = [0, 1].map(|at| rates[at].is_some() || most[at].is_some());
+                [read, write || by_block]
+            };
+            let unknown = DIMENSIONS.into_iter().filter(|dimension| lacks(is_known(*dimension)));
+            out.extend(unknown.map(UnknownLimit::Disk));
+        }
+        if let Some((_, row)) = self.vm {
+            let is_known = |dimension| match dimension {
+                Dimension::Iops => {
+                    [row.read_iops, row.write_iops].map(|each| row.iops.or(each).is_some())
+                }
+                Dimension::Throughput => [row.read_mb_per_s, row.write_mb_per_s]
+                    .map(|each| row.mb_per_s.or(each).is_some()),
+            };
+            let unknown = DIMENSIONS.into_iter().filter(|dimension| lacks(is_known(*dimension)));
+            out.extend(unknown.map(UnknownLimit::Machine));
+        }
+        out
     }
 }
 

@@ -3,7 +3,7 @@
 use flagstone_units::display::size;
 use flagstone_units::grouped;
 
-use crate::caps::{Cap, VolumeRule};
+use crate::caps::{Cap, UnknownLimit, VolumeRule};
 use crate::catalog::LimitKind;
 use crate::input::{AccessOrder, Workload};
 use crate::mix::WorkloadMix;
@@ -156,15 +156,24 @@ pub(crate) fn not_known(
                 grouped(zonal, 0)
             ));
         }
-        let VolumeRule { rates, most, .. } = limits.rule(Dimension::Throughput);
-        let is_unknown = |at: usize| rates[at].is_none() && most[at].is_none();
-        if (is_unknown(0) && mix.read > 0.0) || (is_unknown(1) && mix.write > 0.0) {
-            let which = if placement.regional { "regional " } else { "" };
-            out.push(format!("the throughput of {which}{kind} by its size"));
-        }
     }
+    out.extend(placement.unknown_limits(mix).iter().map(|limit| unknown_limit(placement, limit)));
     out.extend(price.map(|why| why.0.clone()));
     out
+}
+
+pub(crate) fn unknown_limit(placement: &Placement<'_>, limit: &UnknownLimit) -> String {
+    let (kind, machine) = (placement.kind, &placement.machine.name);
+    let what = limit.dimension().name();
+    match limit {
+        UnknownLimit::Disk(_) => {
+            let which = if placement.regional { "regional " } else { "" };
+            format!("the {what} of {which}{kind} by its size")
+        }
+        UnknownLimit::Machine(_) => {
+            format!("the limit of {machine} for the {what} of {kind}")
+        }
+    }
 }
 
 pub(crate) fn notes(

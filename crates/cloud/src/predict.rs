@@ -172,7 +172,9 @@ fn least(
     let rule = placement.mixing_rule(mix);
     let rule = rule.map(|rule| placement.catalog.confidence_of(&rule.source, rule.confidence));
     let worst = binding.confidence.max(next.map_or(Confidence::A, |next| next.confidence));
-    worst.max(rule.unwrap_or(Confidence::A))
+    let worst = worst.max(rule.unwrap_or(Confidence::A));
+    // The prediction assumes that an unknown limit does not bind.
+    if placement.unknown_limits(mix).is_empty() { worst } else { Confidence::C }
 }
 
 fn used<'a>(

@@ -33,6 +33,15 @@ pub enum Dimension {
     Throughput,
 }
 
+impl Dimension {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Dimension::Iops => "IOPS",
+            Dimension::Throughput => "throughput",
+        }
+    }
+}
+
 /// A limit with the recommendations that lift it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PredictedLimit {

@@ -1,7 +1,7 @@
 //! Cheapest search: compared with an exhaustive search of a small catalog, and run on the
 //! built-in ones.
 
-use flagstone_cloud::catalog::Catalog;
+use flagstone_cloud::catalog::{Catalog, Confidence};
 use flagstone_cloud::cheapest::{CheapestPlan, CheapestReport, Need, Prices, Requirement, Scope};
 use flagstone_cloud::{DiskConfiguration, Workload};
 use proptest::prelude::*;
@@ -491,4 +491,66 @@ fn iops_by_size_are_in_order() {
         let error = Catalog::parse("small", &SMALL.replace(row, other)).unwrap_err().to_string();
         assert!(error.contains("iops_max_by_size is out of order"), "{error}");
     }
+}
+
+fn current() -> &'static Catalog {
+    Catalog::builtin("gcp-current").unwrap()
+}
+
+fn throughput(bytes_per_s: f64) -> Need {
+    Need {
+        read_iops: 0.0,
+        write_iops: 0.0,
+        bytes_per_s,
+        capacity_bytes: TB,
+        block_bytes: 4 << 10,
+        at_once: true,
+    }
+}
+
+/// Regression test: throughput that no source gives counted as enough.
+#[test]
+fn unknown_disk_throughput_carries_no_need() {
+    let types = ["pd-standard", "pd-balanced", "pd-ssd"].map(str::to_owned).to_vec();
+    let scope = Scope { regional: true, types, ..Scope::default() };
+    let ask = |need| current().cheapest(&need, &scope, &Prices::default(), (10, false)).unwrap();
+    let answer = ask(throughput(1e8));
+    assert_eq!(answer.found, []);
+    let line = "the throughput of regional pd-ssd by its size, so that it is left out";
+    assert!(answer.not_known.iter().any(|what| what == line), "{:?}", answer.not_known);
+    let large =
+        Need { read_iops: 100.0, bytes_per_s: 0.0, block_bytes: 1 << 20, ..throughput(0.0) };
+    assert_eq!(ask(large).found, [], "large blocks are throughput");
+    let small = ask(Need { read_iops: 1000.0, ..throughput(0.0) });
+    assert!(!small.found.is_empty());
+    assert!(small.found.iter().all(|found| found.confidence == Confidence::C));
+
+    let disk = DiskConfiguration::new(current(), "pd-ssd", 1 << 40, "n2-standard-8").unwrap();
+    let zonal = current().predict(&disk, &Workload::random(1 << 20, 100)).unwrap();
+    let disk = DiskConfiguration { regional: true, ..disk };
+    let regional = current().predict(&disk, &Workload::random(1 << 20, 100)).unwrap();
+    assert!(zonal.confidence < Confidence::C && regional.confidence == Confidence::C);
+}
+
+/// Regression test: a machine whose row has no IOPS had no limit of IOPS.
+#[test]
+fn unknown_machine_iops_carry_no_need() {
+    let scope = Scope {
+        machines: vec!["c4".to_owned()],
+        types: vec!["hyperdisk-balanced".to_owned()],
+        ..Scope::default()
+    };
+    let need = Need { read_iops: 300_000.0, ..throughput(0.0) };
+    let answer = current().cheapest(&need, &scope, &Prices::default(), (1000, false)).unwrap();
+    assert!(answer.found.iter().all(|found| !found.machine.name.starts_with("c4-standard-288")));
+    let line =
+        answer.not_known.iter().find(|line| line.starts_with("IOPS limits of hyperdisk-bal"));
+    assert!(line.is_some_and(|line| line.contains("c4-standard-288")), "{:?}", answer.not_known);
+
+    let machine = "c4-standard-288";
+    let disk = DiskConfiguration::new(current(), "hyperdisk-balanced", 1 << 40, machine).unwrap();
+    let found = current().predict(&disk, &Workload::random(4096, 100)).unwrap();
+    let gap = "the limit of c4-standard-288 for the IOPS of hyperdisk-balanced";
+    assert!(found.not_known.iter().any(|what| what == gap), "{:?}", found.not_known);
+    assert_eq!(found.confidence, Confidence::C);
 }

@@ -20,11 +20,14 @@ pub use need::{Need, Requirement, Scope};
 pub use prices::Prices;
 pub use shortfall::Shortfall;
 
+use crate::caps::UnknownLimit;
 use crate::catalog::{Catalog, Confidence};
+use crate::describe;
 use crate::input::{Machine, PlanError, listed};
 use crate::placement::{Demand, Placement};
 use crate::prediction::{Cost, SourceUse};
 use fit::{Fit, carries};
+use need::RequiredLoad;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheapestReport {
@@ -276,6 +279,12 @@ pub(super) struct Search<'s, 'a> {
     all: Vec<PlanCandidate<'a>>,
 }
 
+/// Subject of a gap of the sources.
+enum GapOf {
+    Disk,
+    Machine,
+}
+
 /// The machine's properties that matter for a type: its row, its egress, and its vCPUs if the CPU
 /// rule applies.
 type Signature = (Option<usize>, Option<u64>, Option<u32>);
@@ -311,6 +320,13 @@ impl<'s, 'a> Search<'s, 'a> {
                     continue;
                 }
             };
+            if let Some((what, of)) = self.gap(&placement) {
+                match of {
+                    GapOf::Disk => drop(self.not_known.entry(what).or_default()),
+                    GapOf::Machine => self.leave_out(what, machine),
+                }
+                continue;
+            }
             let usd_machine = self.prices.machine(&machine.name);
             if self.prices.has_machines() && usd_machine.is_none() {
                 self.leave_out("prices, so that they are left out,".to_owned(), machine);
@@ -335,6 +351,26 @@ impl<'s, 'a> Search<'s, 'a> {
             self.all.extend(candidates);
             known.insert(key, fits);
         }
+    }
+
+    /// A gap of the sources that leaves open whether a placement carries the need.
+    fn gap(&self, placement: &Placement<'a>) -> Option<(String, GapOf)> {
+        let loads = self.need.loads(placement);
+        let find = |load: &RequiredLoad| {
+            let unknown = placement.unknown_limits(&load.mix);
+            unknown.into_iter().find(|limit| load.depends_on(limit.dimension(), placement))
+        };
+        let limit = loads.iter().find_map(find)?;
+        let (what, kind) = (limit.dimension().name(), placement.kind);
+        Some(match limit {
+            UnknownLimit::Disk(_) => {
+                let unknown = describe::unknown_limit(placement, &limit);
+                (format!("{unknown}, so that it is left out"), GapOf::Disk)
+            }
+            UnknownLimit::Machine(_) => {
+                (format!("{what} limits of {kind}, so that they are left out,"), GapOf::Machine)
+            }
+        })
     }
 
     fn leave_out(&mut self, what: String, machine: &Machine) {
@@ -468,6 +504,8 @@ fn found(group: &[&PlanCandidate<'_>], need: &Need, scope: &Scope) -> CheapestPl
         let source = row.source.as_ref().unwrap_or(&table.source);
         catalog.confidence_of(source, row.confidence.or(table.confidence))
     });
+    let is_whole = loads.iter().all(|load| placement.unknown_limits(&load.mix).is_empty());
+    let rules = if is_whole { table.unwrap_or(Confidence::A) } else { Confidence::C };
     CheapestPlan {
         kind: placement.kind.to_owned(),
         disks: demand.disks,
@@ -487,6 +525,6 @@ fn found(group: &[&PlanCandidate<'_>], need: &Need, scope: &Scope) -> CheapestPl
         decided_by: near::decided_by(placement, cost, need, scope.disks_max),
         by_request: placement.by_request,
         others: None,
-        confidence: cost.confidence.max(table.unwrap_or(Confidence::A)),
+        confidence: cost.confidence.max(rules),
     }
 }

@@ -6,6 +6,7 @@ use crate::input::{PlanError, check_block};
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DISKS};
 use crate::mix::WorkloadMix;
 use crate::placement::Placement;
+use crate::prediction::Dimension;
 
 /// Largest accepted need, in IOPS, bytes per second and bytes: more than all disks of a cloud
 /// together.
@@ -137,8 +138,7 @@ impl Need {
             .map(|(iops, read)| load(Requirement::Iops, *iops, *read, self.block_bytes))
             .collect();
         if self.bytes_per_s > 0.0 {
-            let large = placement.disk.block_kb_min_for_throughput.unwrap_or(LARGE_BLOCKS);
-            let large = (large * units.block_bytes as f64) as u64;
+            let large = large_block_bytes(placement);
             let block = large.max(self.block_bytes).min(MAX_BLOCK_BYTES);
             let iops = self.bytes_per_s / block as f64;
             let reads: Vec<f64> = match total > 0.0 {
@@ -154,6 +154,11 @@ impl Need {
 
 /// Block, in KB, that reaches the highest throughput if no source gives one.
 const LARGE_BLOCKS: f64 = 256.0;
+
+fn large_block_bytes(placement: &Placement<'_>) -> u64 {
+    let large = placement.disk.block_kb_min_for_throughput.unwrap_or(LARGE_BLOCKS);
+    (large * placement.catalog.units.block_bytes as f64) as u64
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -180,4 +185,16 @@ pub(super) struct RequiredLoad {
     pub(super) iops: f64,
     pub(super) block_bytes: u64,
     pub(super) mix: WorkloadMix,
+}
+
+impl RequiredLoad {
+    /// Whether a limit in this dimension decides about the load: its own, and throughput for large
+    /// blocks.
+    pub(super) fn depends_on(&self, dimension: Dimension, placement: &Placement<'_>) -> bool {
+        match (dimension, self.what) {
+            (Dimension::Iops, what) => what == Requirement::Iops,
+            (Dimension::Throughput, Requirement::Throughput) => true,
+            (Dimension::Throughput, _) => self.block_bytes >= large_block_bytes(placement),
+        }
+    }
 }
