@@ -3,7 +3,7 @@
 use flagstone_units::nearest_name;
 use serde::Serialize;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, MachineFamily, NamePattern};
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_BLOCK_BYTES};
 
 /// Reason for a missing result, in one line.
@@ -193,35 +193,136 @@ impl Catalog {
             );
             return Err(PlanError::input(found, accepted));
         };
+        self.known_machine(family_name, family, name).ok_or_else(|| {
+            let meant = self.nearest_machine(family_name, family, name);
+            let meant = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+            let accepted = meant + &machines_of(family_name, family);
+            PlanError::input(format!("no machine `{}`", shown(name)), accepted)
+        })
+    }
+
+    /// A machine of a family that exists as far as the catalog knows.
+    fn known_machine(
+        &self,
+        family_name: &str,
+        family: &MachineFamily,
+        name: &str,
+    ) -> Option<Machine> {
         let machine =
             |vcpus| Machine { name: name.to_owned(), family: family_name.to_owned(), vcpus };
-        if family.machines.iter().any(|known| known == name) {
-            return Ok(machine(None));
+        if family.names(name) {
+            return Some(machine(None));
         }
-        let custom = name.split('-').nth(1) == Some("custom");
-        let number = |word: &&str| word.bytes().all(|b| b.is_ascii_digit()) && !word.is_empty();
-        let digits = match custom {
-            true => name.split('-').nth(2).filter(|word| number(word)),
-            false => name.rsplit('-').find(number),
+        let words: Vec<&str> = name.split('-').skip(1).collect();
+        let vcpus = words.get(1).and_then(|word| number(word))?;
+        let within = family.vcpus_most().is_none_or(|most| vcpus <= most);
+        let exists = family.vcpus.as_ref().map_or(within, |all| all.contains(&vcpus));
+        let is_kind = |kind: &str| self.kinds_of(family_name, family).contains(&kind);
+        let is_known = match words.as_slice() {
+            ["custom", _] => family.custom && within,
+            ["custom", _, memory] | ["custom", _, memory, "ext"] => {
+                family.custom && within && number(memory).is_some()
+            }
+            [_, _] if self.lists_all(family_name, family) => {
+                exists && self.named_machines(family_name).any(|known| known == name)
+            }
+            [kind, _] => exists && is_kind(kind),
+            // An addition, such as `-lssd`, makes another machine.
+            [kind, _, _] => {
+                let mut patterns = self.patterns(family_name);
+                exists && is_kind(kind) && patterns.any(|pattern| pattern.matches(name))
+            }
+            _ => false,
         };
-        let vcpus = digits.and_then(|digits| digits.parse::<u32>().ok()).filter(|n| *n > 0);
-        let most = family.vcpus_most();
-        let within = |n: &u32| most.is_none_or(|most| *n <= most);
-        let exists = |n: &u32| match &family.vcpus {
-            Some(all) if !(custom && family.custom) => all.contains(n),
-            _ => within(n) && (!custom || family.custom),
-        };
-        match vcpus.filter(exists) {
-            Some(vcpus) => Ok(machine(Some(vcpus))),
-            None => Err(PlanError::input(
-                format!("no machine `{}`", shown(name)),
-                machines_of(family_name, family),
-            )),
+        is_known.then(|| machine(Some(vcpus)))
+    }
+
+    /// Patterns of a family's machines in the tables of the catalog.
+    fn patterns<'a>(&'a self, family: &str) -> impl Iterator<Item = &'a NamePattern> {
+        let of_families = self.families.values().flat_map(|family| {
+            let local = family.local_ssd.iter().flat_map(|local| &local.rows);
+            let egress = family.egress.iter().filter_map(|row| row.machine.as_ref());
+            egress.chain(local.filter_map(|row| row.machine.as_ref()))
+        });
+        let per_vm = self.per_vm.iter().flat_map(|table| &table.rows);
+        let per_count = self.per_count.iter().flat_map(|table| &table.rows);
+        let prefix = format!("{family}-");
+        of_families
+            .chain(per_vm.filter_map(|row| row.machine.as_ref()))
+            .chain(per_count.filter_map(|row| row.machine.as_ref()))
+            .filter(move |pattern| pattern.0.starts_with(&prefix))
+    }
+
+    /// Machines of a family that the tables name in full.
+    pub(crate) fn named_machines<'a>(&'a self, family: &str) -> impl Iterator<Item = &'a str> {
+        self.patterns(family).map(|pattern| pattern.0.as_str()).filter(|name| !name.contains('*'))
+    }
+
+    /// Kinds of a family's machines, such as `standard`: those that the tables name, and the usual
+    /// ones unless the tables list every machine.
+    pub(crate) fn kinds_of(&self, family_name: &str, family: &MachineFamily) -> Vec<&str> {
+        let named = self.named_machines(family_name).filter(|name| !family.names(name));
+        let mut kinds: Vec<&str> = named.filter_map(|name| name.split('-').nth(1)).collect();
+        if kinds.is_empty() && family_name.starts_with('m') {
+            kinds.extend(MEMORY_KINDS);
+        } else if !self.lists_all(family_name, family) {
+            kinds.extend(USUAL_KINDS);
         }
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+    }
+
+    /// Whether the tables list every machine of a family: they name some, and none of a usual kind.
+    pub(crate) fn lists_all(&self, family_name: &str, family: &MachineFamily) -> bool {
+        let named = || self.named_machines(family_name).filter(|name| !family.names(name));
+        let is_usual = |name: &str| name.split('-').any(|word| USUAL_KINDS.contains(&word));
+        named().next().is_some() && !named().any(is_usual)
+    }
+
+    /// The machine that a wrong name may mean.
+    fn nearest_machine(
+        &self,
+        family_name: &str,
+        family: &MachineFamily,
+        name: &str,
+    ) -> Option<String> {
+        let counts = family.vcpus.iter().flatten();
+        let written = name.split('-').filter_map(number).map(Some);
+        let counts: Vec<u32> = written.flatten().chain(counts.copied()).collect();
+        let kinds = self.kinds_of(family_name, family);
+        let plain = counts.iter().flat_map(|count| {
+            kinds.iter().map(move |kind| format!("{family_name}-{kind}-{count}"))
+        });
+        let patterns = self
+            .patterns(family_name)
+            .flat_map(|pattern| kinds.iter().map(|kind| pattern.0.replacen('*', kind, 1)));
+        let known = plain.chain(patterns).chain(family.machines.iter().cloned());
+        let known: Vec<String> =
+            known.filter(|name| self.known_machine(family_name, family, name).is_some()).collect();
+        let names = || known.iter().map(String::as_str);
+        // A name with a wrong addition starts with the machine's.
+        let longest = || {
+            let starts = names().filter(|known| name.starts_with(&format!("{known}-")));
+            starts.max_by_key(|known| known.len())
+        };
+        let standard = || names().find(|known| known.contains("-standard-"));
+        let found = nearest_name(name, names()).or_else(longest).or_else(standard);
+        found.or_else(|| names().next()).map(str::to_owned)
     }
 }
 
-fn machines_of(name: &str, family: &crate::catalog::MachineFamily) -> String {
+/// Kinds of machines that most families have.
+const USUAL_KINDS: &[&str] = &["highcpu", "highmem", "standard"];
+/// Kinds of machines with most memory.
+const MEMORY_KINDS: &[&str] = &["hypermem", "megamem", "ultramem"];
+
+fn number(word: &str) -> Option<u32> {
+    let is_number = word.bytes().all(|b| b.is_ascii_digit());
+    word.parse().ok().filter(|n| is_number && *n > 0)
+}
+
+fn machines_of(name: &str, family: &MachineFamily) -> String {
     let mut parts = Vec::new();
     match (&family.vcpus, family.vcpus_max) {
         (Some(all), _) => {
@@ -238,4 +339,44 @@ fn machines_of(name: &str, family: &crate::catalog::MachineFamily) -> String {
         parts.push(format!("write {name}-standard-N with its vCPUs"));
     }
     parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invented_machines_are_refused() {
+        let current = Catalog::builtin("gcp-current").unwrap();
+        for (name, meant) in [
+            ("n2-banana-8", "n2-standard-8"),
+            ("n2-standrad-16", "n2-standard-16"),
+            ("n2-standard-8-metal", "n2-standard-8"),
+            ("c3-standard-88-lsd", "c3-standard-88-lssd"),
+            ("n2-8", "n2-standard-8"),
+            ("m1-standard-40", "m1-ultramem-40"),
+            ("e2-standard-8-micro", "e2-standard-8"),
+        ] {
+            let error = current.machine(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("did you mean `{meant}`?")), "{name}: {error}");
+        }
+        for name in [
+            "n2-highcpu-8",
+            "n1-custom-6-12288",
+            "n2-custom-6-12288-ext",
+            "c3-standard-192-metal",
+            "c3-highcpu-192-metal",
+            "z3-highmem-88-highlssd",
+            "c4-standard-288-lssd",
+            "m1-ultramem-40",
+            "m4-megamem-56",
+            "e2-medium",
+            "a2-ultragpu-8g",
+        ] {
+            assert!(current.machine(name).is_ok(), "{name}");
+        }
+        for name in ["n2-custom-6-many", "n2-custom-6-1-2", "c2-custom-4-8", "n2-standard-7"] {
+            assert!(current.machine(name).is_err(), "{name}");
+        }
+    }
 }

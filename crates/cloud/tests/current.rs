@@ -47,6 +47,8 @@ fn machine_of(family: &str, selector: &str) -> String {
             // N2 and N2D have a row for 1 vCPU but no such machine.
             match (family, first) {
                 ("n2" | "n2d", "1") => format!("{family}-custom-1-1024"),
+                ("m3", "32") => "m3-ultramem-32".to_owned(),
+                ("m3", _) => format!("m3-megamem-{first}"),
                 _ => format!("{family}-standard-{first}"),
             }
         }

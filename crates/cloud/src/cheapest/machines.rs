@@ -28,6 +28,9 @@ fn of_family(catalog: &Catalog, name: &str, family: &MachineFamily) -> Vec<Machi
     let counts = family.vcpus.iter().flatten();
     let mut names: Vec<String> = counts.map(|n| format!("{name}-standard-{n}")).collect();
     names.extend(family.machines.iter().cloned());
+    if catalog.lists_all(name, family) {
+        names.extend(catalog.named_machines(name).map(str::to_owned));
+    }
     let prefix = format!("{name}-");
     let rows = catalog.per_count.iter().flat_map(|table| &table.rows);
     let with_disks = rows.filter_map(|row| row.machine.as_ref()).map(|pattern| &pattern.0);

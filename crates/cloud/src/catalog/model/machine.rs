@@ -34,6 +34,11 @@ pub struct MachineFamily {
 }
 
 impl MachineFamily {
+    /// Whether the family names this machine.
+    pub(crate) fn names(&self, machine: &str) -> bool {
+        self.machines.iter().any(|known| known == machine)
+    }
+
     /// The most vCPUs of a machine; `None` if not known.
     pub fn vcpus_most(&self) -> Option<u32> {
         self.vcpus_max.or_else(|| self.vcpus.as_ref()?.iter().max().copied())
