@@ -554,3 +554,27 @@ fn unknown_machine_iops_carry_no_need() {
     assert!(found.not_known.iter().any(|what| what == gap), "{:?}", found.not_known);
     assert_eq!(found.confidence, Confidence::C);
 }
+
+/// Regression test: only machines named FAMILY-standard-N had a price, and typing mistakes passed.
+#[test]
+fn every_priced_machine_is_searched() {
+    let price = |machine: &str| {
+        let text = format!("machine_usd_per_month = {{ n2-standard-8 = 300, {machine} = 1 }}");
+        Prices::parse("p.toml", &text).unwrap()
+    };
+    let prices = price("n2-highcpu-8");
+    let catalog = prices.apply("p.toml", current()).unwrap();
+    let need = Need { read_iops: 1000.0, ..throughput(0.0) };
+    let found = |scope: &Scope| {
+        let answer = catalog.cheapest(&need, scope, &prices, (1, false)).unwrap();
+        answer.found[0].machine.name.clone()
+    };
+    assert_eq!(found(&Scope::default()), "n2-highcpu-8");
+    let of = |machine: &str| Scope { machines: vec![machine.to_owned()], ..Scope::default() };
+    assert_eq!(
+        (found(&of("n2")), found(&of("n2-standard-8"))),
+        ("n2-highcpu-8".to_owned(), "n2-standard-8".to_owned())
+    );
+    let error = price("n2-standrad-16").apply("p.toml", current()).unwrap_err().to_string();
+    assert!(error.contains("did you mean `n2-standard-16`?"), "{error}");
+}

@@ -1,11 +1,16 @@
 //! Machines to choose from.
 
 use crate::catalog::{Catalog, MachineFamily};
+use crate::cheapest::Prices;
 use crate::input::{Machine, PlanError};
 
-/// Machines of the `wanted` families or names, or of the whole catalog if empty. Sorted by family
-/// and vCPUs, without duplicates.
-pub(super) fn machines(catalog: &Catalog, wanted: &[String]) -> Result<Vec<Machine>, PlanError> {
+/// Machines of the `wanted` families or names, or of the whole catalog if empty, with the priced
+/// ones among them. Sorted by family and vCPUs, without duplicates.
+pub(super) fn machines(
+    catalog: &Catalog,
+    wanted: &[String],
+    prices: &Prices,
+) -> Result<Vec<Machine>, PlanError> {
     let mut found: Vec<Machine> = Vec::new();
     if wanted.is_empty() {
         for (name, family) in &catalog.families {
@@ -16,6 +21,12 @@ pub(super) fn machines(catalog: &Catalog, wanted: &[String]) -> Result<Vec<Machi
         match catalog.families.get(name) {
             Some(family) => found.extend(of_family(catalog, name, family)),
             None => found.push(catalog.machine(name)?),
+        }
+    }
+    for name in prices.machines() {
+        let machine = catalog.machine(name)?;
+        if wanted.is_empty() || wanted.contains(&machine.family) {
+            found.push(machine);
         }
     }
     found.sort_by(|a, b| (&a.family, a.vcpus, &a.name).cmp(&(&b.family, b.vcpus, &b.name)));

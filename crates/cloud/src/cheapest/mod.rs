@@ -149,7 +149,7 @@ impl Catalog {
         (most, distinct): (usize, bool),
     ) -> Result<CheapestReport, PlanError> {
         need.check(scope)?;
-        let machines = machines::machines(self, &scope.machines)?;
+        let machines = machines::machines(self, &scope.machines, prices)?;
         let kinds = self.kinds(scope)?;
         let search = |need: &Need| Search::run(self, need, (scope, prices), (&kinds, &machines));
         let Search { tried, not_known, all, .. } = search(need);

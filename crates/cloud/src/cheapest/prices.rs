@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::catalog::{Catalog, CatalogError, CatalogSource, Confidence, Price};
+use crate::input::PlanError;
 
 /// Key of the price file among the sources.
 const SOURCE: &str = "price-file";
@@ -78,6 +79,16 @@ impl Prices {
             commit: None,
         };
         with.sources.insert(SOURCE.to_owned(), source);
+        for name in self.machines() {
+            if let Err(PlanError::Input { found, accepted }) = catalog.machine(name) {
+                return Err(CatalogError {
+                    file: file.to_owned(),
+                    line: None,
+                    message: found,
+                    help: accepted,
+                });
+            }
+        }
         for (kind, disk) in &self.disk {
             if !catalog.types.contains_key(kind) {
                 let names: Vec<&str> = catalog.types.keys().map(String::as_str).collect();
@@ -103,6 +114,10 @@ impl Prices {
             });
         }
         Ok(with)
+    }
+
+    pub(super) fn machines(&self) -> impl Iterator<Item = &str> {
+        self.machine_usd_per_month.keys().map(String::as_str)
     }
 
     /// Whether machines have prices. Machines without a price are then left out.
