@@ -578,3 +578,16 @@ fn every_priced_machine_is_searched() {
     let error = price("n2-standrad-16").apply("p.toml", current()).unwrap_err().to_string();
     assert!(error.contains("did you mean `n2-standard-16`?"), "{error}");
 }
+
+/// Regression test: separate reads and writes were one load of the throughput.
+#[test]
+fn separate_reads_and_writes_of_throughput() {
+    let catalog = Catalog::parse("small", SMALL).unwrap();
+    let scope = Scope { types: vec!["scaled".to_owned()], disks_max: 1, ..Scope::default() };
+    let size = |at_once| {
+        let need = Need { at_once, ..need(1, 1, 1, 1) };
+        catalog.cheapest(&need, &scope, &Prices::default(), (1, false)).unwrap().found[0].size
+    };
+    // 10 requests a second of 100 KB share one budget, or 5 writes have it alone.
+    assert_eq!((size(true), size(false)), (15.0, 8.0));
+}

@@ -20,8 +20,8 @@ pub struct Need {
     pub read_iops: f64,
     /// Writes per second, of `block_bytes` each.
     pub write_iops: f64,
-    /// Bytes per second of large I/Os, with the IOPS' proportion of reads. Without IOPS, both pure
-    /// reads and pure writes must reach it.
+    /// Bytes per second of large I/Os, with the IOPS' proportion of reads; each part alone if they
+    /// are separate. Without IOPS, both pure reads and pure writes must reach it.
     pub bytes_per_s: f64,
     /// Capacity in bytes, of all disks together.
     pub capacity_bytes: u64,
@@ -141,12 +141,12 @@ impl Need {
             let large = large_block_bytes(placement);
             let block = large.max(self.block_bytes).min(MAX_BLOCK_BYTES);
             let iops = self.bytes_per_s / block as f64;
-            let reads: Vec<f64> = match total > 0.0 {
-                true => vec![self.read_iops / total],
-                false => vec![1.0, 0.0],
+            let shares: Vec<(f64, f64)> = match total > 0.0 {
+                true => parts.iter().map(|(part, read)| (iops * part / total, *read)).collect(),
+                false => vec![(iops, 1.0), (iops, 0.0)],
             };
-            let large = |read| load(Requirement::Throughput, iops, read, block);
-            loads.extend(reads.into_iter().map(large));
+            let large = |(iops, read)| load(Requirement::Throughput, iops, read, block);
+            loads.extend(shares.into_iter().map(large));
         }
         loads
     }
