@@ -591,3 +591,22 @@ fn separate_reads_and_writes_of_throughput() {
     // 10 requests a second of 100 KB share one budget, or 5 writes have it alone.
     assert_eq!((size(true), size(false)), (15.0, 8.0));
 }
+
+/// Regression test: a price of a GiB was taken for one of a GB.
+#[test]
+fn price_units_are_the_catalogs() {
+    let apply = |catalog: &str, key: &str| {
+        let text = format!("[disk.pd-ssd]\n{key} = 0.2\n");
+        let prices = Prices::parse("p.toml", &text).unwrap();
+        prices.apply("p.toml", Catalog::builtin(catalog).unwrap()).map_err(|e| e.to_string())
+    };
+    assert!(apply("gcp-2019", "usd_per_gb").is_ok() && apply("gcp-current", "usd_per_gib").is_ok());
+    let error = apply("gcp-2019", "usd_per_gib").err().expect("another unit");
+    assert!(error.contains("`usd_per_gib` of `pd-ssd`") && error.contains("usd_per_gb"), "{error}");
+    assert!(apply("gcp-current", "usd_per_gb").is_err());
+    let both = "[disk.pd-ssd]\nusd_per_gib = 0.2\nusd_per_gb = 0.2";
+    assert!(Prices::parse("p.toml", both).is_err());
+    let other = "[disk.pd-ssd]\nusd_per_gb = 0.2\nusd_per_mib_per_s = 0.1";
+    let other = Prices::parse("p.toml", other).unwrap();
+    assert!(other.apply("p.toml", Catalog::builtin("gcp-2019").unwrap()).is_err());
+}
