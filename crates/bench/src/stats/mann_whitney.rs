@@ -8,60 +8,81 @@ pub struct Significance {
     /// Mann and Whitney's U of the first sample.
     pub u: f64,
     pub p: f64,
-    /// Smallest possible p-value of samples of these sizes.
+    /// Smallest possible p-value of samples of these sizes, without ties.
     pub(crate) p_least: f64,
 }
 
-/// Compares two samples; `None` if one is empty. Exact for small samples without ties, else by the
-/// normal approximation with corrections for ties and continuity.
+/// Compares two samples; `None` if one is empty. Exact for small samples, with mid-ranks for ties;
+/// else by the normal approximation with corrections for ties and continuity.
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> Option<Significance> {
     let (n, m) = (a.len(), b.len());
     if n == 0 || m == 0 {
         return None;
     }
-    let mut u = 0.0;
-    for x in a {
-        for y in b {
-            u += if x > y {
-                1.0
-            } else if x == y {
-                0.5
-            } else {
-                0.0
-            };
-        }
-    }
     let mut all: Vec<f64> = a.iter().chain(b).copied().collect();
     all.sort_by(f64::total_cmp);
     let ties: Vec<usize> = all.chunk_by(|x, y| x == y).map(<[f64]>::len).collect();
-    let has_ties = ties.iter().any(|count| *count > 1);
-    let small = n * m <= EXACT_PAIRS;
-    let p_least = if small { exact(n, m, 0.0) } else { 0.0 };
-    let p = if has_ties || !small { approximate(n, m, u, &ties) } else { exact(n, m, u) };
+    let mut twice_u = 0;
+    for x in a {
+        twice_u += b.iter().map(|y| usize::from(x > y) + usize::from(x >= y)).sum::<usize>();
+    }
+    let u = twice_u as f64 / 2.0;
+    let p_least = (2.0 / choices(n + m, n)).min(1.0);
+    if n * m > EXACT_PAIRS {
+        return Some(Significance { u, p: approximate(n, m, u, &ties), p_least });
+    }
+    let p = Arrangements::of(n, m, &ties).p(twice_u);
     Some(Significance { u, p, p_least })
 }
 
-/// Exact two-sided p-value, by counting the arrangements.
-fn exact(n: usize, m: usize, u: f64) -> f64 {
-    let pairs = n * m;
-    // ways[i][s] after j of the second sample: arrangements of i and j values with U = s.
-    let mut ways = vec![vec![0.0; pairs + 1]; n + 1];
-    for row in &mut ways {
-        row[0] = 1.0;
-    }
-    for j in 1..=m {
-        for i in 1..=n {
-            // The largest value is of the first sample (j more pairs), or of the second.
-            for s in (0..=pairs).rev() {
-                let first = if s >= j { ways[i - 1][s - j] } else { 0.0 };
-                ways[i][s] += first;
+/// Number of arrangements of two samples with each value of 2 U: every choice of the first sample
+/// among the pooled values, of which equal ones count half.
+struct Arrangements(Vec<f64>);
+
+impl Arrangements {
+    fn of(n: usize, m: usize, ties: &[usize]) -> Arrangements {
+        let most = 2 * n * m;
+        // ways[i][s]: i values of the first sample among those so far, with 2 U = s.
+        let mut ways = vec![vec![0.0; most + 1]; n + 1];
+        ways[0][0] = 1.0;
+        let mut below = 0;
+        for count in ties {
+            let mut next = vec![vec![0.0; most + 1]; n + 1];
+            for i in 0..=n.min(below) {
+                let of_second = below - i;
+                for taken in 0..=(*count).min(n - i) {
+                    if of_second > m || of_second + count - taken > m {
+                        continue;
+                    }
+                    let more = 2 * taken * of_second + taken * (count - taken);
+                    let choices = choices(*count, taken);
+                    for s in 0..=2 * i * of_second {
+                        if ways[i][s] > 0.0 {
+                            next[i + taken][s + more] += ways[i][s] * choices;
+                        }
+                    }
+                }
             }
+            ways = next;
+            below += count;
         }
+        Arrangements(ways.swap_remove(n))
     }
-    let total: f64 = ways[n].iter().sum();
-    let tail = u.min(pairs as f64 - u).floor() as usize;
-    let below: f64 = ways[n][..=tail].iter().sum();
-    (2.0 * below / total).min(1.0)
+
+    /// Two-sided p-value. The distribution with ties need not be symmetric: it counts all
+    /// arrangements that are at least as far from the middle.
+    fn p(&self, twice_u: usize) -> f64 {
+        let most = self.0.len() - 1;
+        let distance = |s: usize| (2 * s).abs_diff(most);
+        let far = self.0.iter().enumerate().filter(|(s, _)| distance(*s) >= distance(twice_u));
+        let far: f64 = far.map(|(_, ways)| ways).sum();
+        (far / self.0.iter().sum::<f64>()).min(1.0)
+    }
+}
+
+/// Binomial coefficient.
+fn choices(of: usize, taken: usize) -> f64 {
+    (0..taken).fold(1.0, |all, at| all * (of - at) as f64 / (at + 1) as f64)
 }
 
 fn approximate(n: usize, m: usize, u: f64, ties: &[usize]) -> f64 {
@@ -107,6 +128,49 @@ mod tests {
         assert!(p(&a, &b) < 1e-6 && p(&a, &a) > 0.9);
         assert!((approximate(100, 100, 5803.2, &[]) - 0.05).abs() < 1e-3);
         assert_eq!(mann_whitney(&[], &[1.0]), None);
+    }
+
+    /// Regression test: the normal approximation was used for small samples with ties.
+    #[test]
+    fn exact_p_values_with_ties() {
+        // By counting the 70 choices of 4 among 8 values: 4 are at least as far on either side.
+        let (a, b) = ([300.0, 300.0, 300.0, 200.0], [200.0, 100.0, 100.0, 100.0]);
+        let found = mann_whitney(&a, &b).unwrap();
+        assert_eq!(found.u, 15.5);
+        assert!((found.p - by_counting(&a, &b)).abs() < 1e-12, "{found:?}");
+        assert!((found.p - 4.0 / 70.0).abs() < 1e-12, "{found:?}");
+        for (a, b) in [
+            (&[1.0, 1.0, 2.0][..], &[1.0, 2.0, 2.0, 3.0][..]),
+            (&[5.0, 5.0, 5.0, 5.0], &[5.0, 5.0, 6.0, 7.0]),
+            (&[1.0, 4.0, 4.0, 9.0, 9.0], &[1.0, 1.0, 4.0]),
+        ] {
+            assert!((p(a, b) - by_counting(a, b)).abs() < 1e-12, "{a:?} {b:?}");
+            assert!((p(a, b) - p(b, a)).abs() < 1e-12);
+        }
+    }
+
+    /// Tries every choice of the first sample.
+    fn by_counting(a: &[f64], b: &[f64]) -> f64 {
+        let all: Vec<f64> = a.iter().chain(b).copied().collect();
+        let distance = |chosen: u32| {
+            let (mut u, is_first) = (0.0, |at: usize| chosen >> at & 1 == 1);
+            for x in (0..all.len()).filter(|at| is_first(*at)) {
+                for y in (0..all.len()).filter(|at| !is_first(*at)) {
+                    u += if all[x] > all[y] {
+                        1.0
+                    } else if all[x] == all[y] {
+                        0.5
+                    } else {
+                        0.0
+                    };
+                }
+            }
+            (u - (a.len() * b.len()) as f64 / 2.0_f64).abs()
+        };
+        let choices = || (0_u32..1 << all.len()).filter(|c| c.count_ones() as usize == a.len());
+        let own = distance((1 << a.len()) - 1);
+        choices().filter(|chosen| distance(*chosen) >= own).count() as f64
+            / choices().count() as f64
     }
 
     #[test]
