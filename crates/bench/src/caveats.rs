@@ -36,6 +36,13 @@ pub fn caveats(comparison: &Comparison) -> Vec<String> {
         }
     }
     let mut said = Vec::new();
+    let unlike = comparison.unlike_jobs();
+    if !unlike.is_empty() {
+        said.push(format!(
+            "Not compared, because only the names are the same: {}.",
+            listed(unlike)
+        ));
+    }
     if !paused.is_empty() {
         said.push(format!(
             "The generator paused during the measurement, stopped by a signal or by a suspended \

@@ -160,7 +160,40 @@ pub(crate) struct JobRow {
     pub(crate) records: Vec<Vec<ResultRecord>>,
 }
 
+/// What a job does. Only jobs of one shape are compared, whatever their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct JobShape {
+    rw: AccessPattern,
+    block_bytes: u64,
+    depth: u32,
+    threads: u32,
+    disks: u32,
+}
+
+impl JobShape {
+    fn of(record: &ResultRecord) -> JobShape {
+        let ResultRecord { rw, block_bytes, depth, threads, disks, .. } = *record;
+        JobShape { rw, block_bytes, depth, threads, disks }
+    }
+}
+
+impl std::fmt::Display for JobShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let JobShape { rw, block_bytes, depth, threads, disks } = self;
+        let block = format_block_size(*block_bytes);
+        write!(f, "{rw} of {block}, depth {depth}, threads {threads}, disks {disks}")
+    }
+}
+
 impl JobRow {
+    /// Shapes of the results of both series, if they are not all the same.
+    fn unlike(&self, at: usize, base: usize) -> Option<[JobShape; 2]> {
+        let first = JobShape::of(self.records[base].first()?);
+        let all = self.records[base].iter().chain(&self.records[at]).map(JobShape::of);
+        self.records[at].first()?;
+        all.into_iter().find(|shape| *shape != first).map(|other| [first, other])
+    }
+
     pub(crate) fn in_flight(&self) -> u64 {
         u64::from(self.depth) * u64::from(self.threads)
     }
@@ -280,6 +313,27 @@ impl Comparison {
         self.baselines.iter().enumerate().filter_map(|(at, base)| Some((at, (*base)?)))
     }
 
+    /// The baseline of a job's results, if it was the same job.
+    pub(crate) fn base_of(&self, row: &JobRow, at: usize) -> Option<usize> {
+        self.base(at).filter(|base| row.unlike(at, *base).is_none())
+    }
+
+    /// As [`Comparison::pairs`], of the same job.
+    pub(crate) fn pairs_of(&self, row: &JobRow) -> impl Iterator<Item = (usize, usize)> {
+        self.pairs().filter(|(at, base)| row.unlike(*at, *base).is_none())
+    }
+
+    /// Jobs that are not compared, because they share only their name.
+    pub fn unlike_jobs(&self) -> Vec<String> {
+        let of = |row: &JobRow, (at, base): (usize, usize)| {
+            let [first, other] = row.unlike(at, base)?;
+            let (job, name, base) = (&row.job, &self.names[at], &self.names[base]);
+            Some(format!("{job} on {name} ({other}) and on {base} ({first})"))
+        };
+        let rows = self.jobs.iter();
+        rows.flat_map(|row| self.pairs().filter_map(move |pair| of(row, pair))).collect()
+    }
+
     /// Whether any two series are compared.
     pub fn has_pairs(&self) -> bool {
         self.pairs().next().is_some()
@@ -315,8 +369,11 @@ impl Comparison {
                 let values = row.values(at, figure);
                 let cell = RepeatedFigure::new(values.clone());
                 cells.push(cell.as_ref().map_or_else(absent, |of| of.text(figure)));
-                let Some(base) = self.base(at) else { continue };
-                let first = row.values(base, figure);
+                if self.base(at).is_none() {
+                    continue;
+                }
+                let first = self.base_of(row, at).map(|base| row.values(base, figure));
+                let first = first.unwrap_or_default();
                 match (RepeatedFigure::new(first.clone()), cell) {
                     (Some(base), Some(cell)) => {
                         cells.push(ratio(&cell, &base));
@@ -349,6 +406,9 @@ impl Comparison {
         let title = format!("overhead of {mirror} over {plain}");
         let mut table = Table { title, head: names.into(), rows: Vec::new() };
         for row in &self.jobs {
+            if self.base_of(row, other).is_none() {
+                continue;
+            }
             let of = |at, figure| row.median(at, figure);
             let (Some(mirror), Some(plain), Some(mirror_ms), Some(plain_ms)) = (
                 of(other, ComparedMetric::Throughput),
@@ -383,7 +443,7 @@ impl Comparison {
     pub fn slower(&self, percent_most: f64) -> Vec<Slower> {
         let mut out = Vec::new();
         for row in &self.jobs {
-            for (at, base) in self.pairs() {
+            for (at, base) in self.pairs_of(row) {
                 for figure in [ComparedMetric::Iops, ComparedMetric::Latency] {
                     let (first, values) = (row.values(base, figure), row.values(at, figure));
                     let (Some(base), Some(other)) = (median(&first), median(&values)) else {
@@ -407,7 +467,7 @@ impl Comparison {
     pub fn undecidable(&self) -> Vec<String> {
         let iops = |row: &JobRow, at| row.values(at, ComparedMetric::Iops);
         let few = |row: &&JobRow| {
-            self.pairs().map(|(at, base)| (iops(row, at), iops(row, base))).any(|(a, b)| {
+            self.pairs_of(row).map(|(at, base)| (iops(row, at), iops(row, base))).any(|(a, b)| {
                 let is_measured = !a.is_empty() || !b.is_empty();
                 is_measured && DifferenceVerdict::of(&a, &b) == DifferenceVerdict::TooFew
             })
@@ -545,6 +605,22 @@ mod tests {
         assert!(!lacking.has_pairs());
         let renamed = Comparison::of_runs(vec![one("before", "a"), one("after", "b")]);
         assert!(renamed.unmatched().is_empty() && renamed.has_pairs(), "there is no other");
+    }
+
+    #[test]
+    fn jobs_of_one_name_that_differ() {
+        let mut all = records("a", "j", &[10.0, 11.0, 12.0, 13.0], 1.0);
+        let slow = records("b", "j", &[1.0, 1.1, 1.2, 1.3], 1.0).into_iter();
+        all.extend(slow.map(|record| ResultRecord { block_bytes: 65536, depth: 32, ..record }));
+        let found = Comparison::of_targets(all);
+        assert!(found.slower(5.0).is_empty() && found.overhead(1).is_none());
+        assert_eq!(found.undecidable(), [""; 0]);
+        assert_eq!(found.figure(ComparedMetric::Iops).rows[0][3..], ["-", "-", "-"]);
+        let unlike = "j on b (randwrite of 64k, depth 32, threads 1, disks 1) and on a (randwrite \
+                      of 4k, depth 1, threads 1, disks 1)";
+        assert_eq!(found.unlike_jobs(), [unlike]);
+        let said = crate::caveats::caveats(&found);
+        assert!(said.iter().any(|one| one.contains(unlike)), "{said:?}");
     }
 
     #[test]

@@ -57,7 +57,8 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
             let mut cells = vec![count.to_string()];
             for pattern in &patterns {
                 let found = same.iter().find(|row| (row.disks, row.rw) == (count, *pattern));
-                cells.extend(thousands(found.copied(), base, other));
+                let found = found.copied().filter(|row| comparison.base_of(row, other).is_some());
+                cells.extend(thousands(found, base, other));
             }
             // A row without any result is omitted.
             if cells[1..].iter().any(|cell| is_known(cell)) {

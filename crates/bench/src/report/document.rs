@@ -97,7 +97,7 @@ fn job(comparison: &Comparison, row: &JobRow) -> JobDocument {
         threads: row.threads,
         disks: row.disks,
         results: (0..comparison.names().len())
-            .map(|at| results(row, at, comparison.base(at)))
+            .map(|at| results(row, at, comparison.base_of(row, at)))
             .collect(),
     }
 }

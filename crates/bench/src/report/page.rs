@@ -85,7 +85,7 @@ impl HtmlReport {
         let rows = self.comparison.rows();
         let mut figures = Vec::new();
         let differences = rows.iter().flat_map(|row| {
-            self.comparison.pairs().filter_map(move |(at, first)| {
+            self.comparison.pairs_of(row).filter_map(move |(at, first)| {
                 let [base, other] = [first, at].map(|at| row.values(at, ComparedMetric::Iops));
                 let DifferenceVerdict::Differs { .. } = DifferenceVerdict::of(&other, &base) else {
                     return None;
@@ -192,7 +192,7 @@ impl HtmlReport {
         let (mut found, mut not_shown, mut few) = (Vec::new(), Vec::new(), Vec::new());
         let names = self.comparison.names();
         for row in self.comparison.rows() {
-            for (at, base) in self.comparison.pairs() {
+            for (at, base) in self.comparison.pairs_of(row) {
                 let name = &names[at];
                 let (first, values) =
                     (row.values(base, ComparedMetric::Iops), row.values(at, ComparedMetric::Iops));

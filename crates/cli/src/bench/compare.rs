@@ -54,5 +54,12 @@ fn check_pairs(comparison: &Comparison) -> Result<(), Error> {
     if !comparison.has_pairs() {
         return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));
     }
+    let unlike = comparison.unlike_jobs();
+    if !unlike.is_empty() {
+        return Err(Error::Usage(format!(
+            "--fail-if-slower compares the same jobs, and these share only the name: {}",
+            unlike.join("; ")
+        )));
+    }
     Ok(())
 }
