@@ -31,7 +31,7 @@ use crate::service_manager::progress;
 pub(crate) enum WatchdogError {
     #[error("cannot be opened: {0}")]
     Open(io::Error),
-    /// The device has no such time-out, or is none.
+    /// The device has no such time-out.
     #[error("takes no time-out of {seconds} s: {error}")]
     Timeout { seconds: u32, error: io::Error },
     /// It would reset the machine too late.
@@ -171,7 +171,7 @@ mod tests {
     /// A device that is a file, and the bytes that were written to it.
     fn fake() -> (tempfile::NamedTempFile, WatchdogDevice) {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        let device = WatchdogDevice::open(file.path()).expect("it may be written");
+        let device = WatchdogDevice::recording(file.reopen().expect("a file"));
         (file, device)
     }
 
