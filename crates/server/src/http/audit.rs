@@ -20,9 +20,9 @@ use tokio::time::sleep;
 use crate::http::access::Caller;
 use crate::http::problem::RefusalReason;
 use crate::http::response::Response;
-use crate::http::router::Call;
+use crate::http::router::{Call, is_json};
 
-/// Most bytes of an order's body, or of its path, in its line. The longest usual order has 200.
+/// Most characters of an order's body, or of its path, in its line. The longest usual order has 200.
 const BODY_BYTES: usize = 512;
 
 /// Lines for refused orders of one user in each [`REFUSED_PERIOD`].
@@ -50,7 +50,7 @@ impl AuditedOrder {
             who: call.caller.to_string(),
             from: call.peer.clone(),
             what: requested(&call.method, &call.path),
-            body: shown(&call.body),
+            body: shown_body(call.content_type.as_deref(), &call.body),
         })
     }
 
@@ -166,18 +166,34 @@ impl RefusedOrders {
     }
 }
 
-/// A body on one line, without secrets and control characters.
 /// Method and path, decoded, so that secrets in it are recognized.
 fn requested(method: &Method, path: &str) -> String {
     let path: Vec<u8> = percent_decode_str(path).collect();
-    format!("{} {}", shown(method.as_str().as_bytes()), shown(&path))
+    format!("{} {}", shown(method.as_str()), shown(&path.escape_ascii().to_string()))
 }
 
-fn shown(body: &[u8]) -> String {
-    let cut = &body[..body.len().min(BODY_BYTES)];
-    let compact = serde_json::from_slice::<serde_json::Value>(body).map(|json| json.to_string());
-    let text = compact.unwrap_or_else(|_| cut.escape_ascii().to_string());
-    let text = redact::text(&text);
+/// A document on one line. Other bodies may be data of hosts, such as frames of a stream: of these
+/// only the media type and the length.
+fn shown_body(media_type: Option<&str>, body: &[u8]) -> String {
+    if body.is_empty() {
+        return String::new();
+    }
+    let json = match is_json(media_type) {
+        true => serde_json::from_slice::<serde_json::Value>(body).ok(),
+        false => None,
+    };
+    match json {
+        Some(json) => shown(&json.to_string()),
+        None => {
+            let media_type = media_type.unwrap_or("unknown type").as_bytes().escape_ascii();
+            shown(&format!("({media_type}, {} bytes)", body.len()))
+        }
+    }
+}
+
+/// A text without secrets, shortened. Shortening comes last: a part of a secret is not recognized.
+fn shown(text: &str) -> String {
+    let text = redact::text(text);
     match text.char_indices().nth(BODY_BYTES) {
         None => text,
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -187,6 +203,7 @@ fn shown(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::limits::STREAM_TYPE;
 
     #[test]
     fn paths_are_shown_without_secrets_and_controls() {
@@ -213,12 +230,32 @@ mod tests {
 
     #[test]
     fn body_is_one_bounded_line_without_secrets() {
-        assert_eq!(shown(b"{\n \"a\": [1,\n 2]}"), "{\"a\":[1,2]}");
-        assert_eq!(shown(b"\xff\nnot JSON"), "\\xff\\nnot JSON");
-        assert_eq!(shown(b""), "");
+        let json = |body: &[u8]| shown_body(Some("application/json"), body);
+        assert_eq!(json(b"{\n \"a\": [1,\n 2]}"), "{\"a\":[1,2]}");
+        assert_eq!(json(b""), "");
         let long = format!("\"{}\"", "x".repeat(2000));
-        assert_eq!(shown(long.as_bytes()).len(), BODY_BYTES + 3);
-        let secret = shown(b"{\"device\": \"DHHC-1:00:canary:\"}");
+        assert_eq!(json(long.as_bytes()).len(), BODY_BYTES + 3);
+        let secret = json(b"{\"device\": \"DHHC-1:00:canary:\"}");
         assert!(!secret.contains("canary"), "{secret}");
+        // The end of the password is behind the cut.
+        let url = format!("\"https://user:canary{}@host\"", "x".repeat(BODY_BYTES));
+        assert!(!json(url.as_bytes()).contains("canary"), "{}", json(url.as_bytes()));
+    }
+
+    /// Frames of `volume receive` were in the log, with the data of hosts.
+    #[test]
+    fn bodies_of_other_types_are_not_shown() {
+        for (media_type, body, expected) in [
+            (Some(STREAM_TYPE), &b"canary"[..], format!("({STREAM_TYPE}, 6 bytes)")),
+            (Some(STREAM_TYPE), b"\"canary\"", format!("({STREAM_TYPE}, 8 bytes)")),
+            (None, b"\xff canary", "(unknown type, 8 bytes)".to_owned()),
+            (Some("application/json"), b"{canary", "(application/json, 7 bytes)".to_owned()),
+            (Some("a\nb"), b"canary", "(a\\nb, 6 bytes)".to_owned()),
+            (None, b"", String::new()),
+        ] {
+            assert_eq!(shown_body(media_type, body), expected);
+        }
+        let form = Some("application/x-www-form-urlencoded");
+        assert_eq!(shown_body(form, b"{}"), "{}");
     }
 }

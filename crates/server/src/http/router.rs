@@ -226,13 +226,8 @@ impl Call {
     /// 415 if its type is given and is not JSON, 422 if it is not the document.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         let given = self.content_type.as_deref();
-        let essence = given.and_then(|given| given.split(';').next()).map(str::trim);
-        // curl's default for --data, which is no statement about the body.
-        let default = "application/x-www-form-urlencoded";
-        if let Some(essence) = essence.filter(|essence| *essence != default)
-            && !essence.eq_ignore_ascii_case("application/json")
-        {
-            let detail = format!("the body is `{essence}`");
+        if !is_json(given) {
+            let detail = format!("the body is `{}`", given.map_or("", essence));
             let title = "The type of the body is not supported";
             return Err(
                 Problem::new(415, "media-type", title, detail).accepting(["application/json"])
@@ -243,6 +238,20 @@ impl Call {
             Problem::invalid(format!("the body is not the expected document: {error}"))
         })
     }
+}
+
+/// A media type without its parameters.
+fn essence(media_type: &str) -> &str {
+    media_type.split(';').next().unwrap_or_default().trim()
+}
+
+/// True for a body that may be a JSON document, by the type that it was given.
+pub(crate) fn is_json(media_type: Option<&str>) -> bool {
+    // curl's default for --data, which is no statement about the body.
+    let default = "application/x-www-form-urlencoded";
+    media_type.map(essence).is_none_or(|essence| {
+        essence == default || essence.eq_ignore_ascii_case("application/json")
+    })
 }
 
 impl Router {
