@@ -1,4 +1,5 @@
-//! Audit lines: one line in the log for each order, with its user, address, path and result.
+//! Audit lines: one line in the log for each order, with its user, address, path, query and
+//! result.
 //!
 //! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
 //! reach their action are written on core 0, all of them. Orders that are refused before that cost
@@ -22,7 +23,7 @@ use crate::http::problem::RefusalReason;
 use crate::http::response::Response;
 use crate::http::router::{Call, is_json};
 
-/// Most characters of an order's body, or of its path, in its line. The longest usual order has 200.
+/// Most characters of an order's body, path or query in its line. The longest usual order has 200.
 const BODY_BYTES: usize = 512;
 
 /// Lines for refused orders of one user in each [`REFUSED_PERIOD`].
@@ -49,7 +50,7 @@ impl AuditedOrder {
         (call.method == Method::POST).then(|| AuditedOrder {
             who: call.caller.to_string(),
             from: call.peer.clone(),
-            what: requested(&call.method, &call.path),
+            what: requested(&call.method, &call.target),
             body: shown_body(call.content_type.as_deref(), &call.body),
         })
     }
@@ -74,7 +75,8 @@ pub(crate) struct RefusedOrder {
     pub(crate) caller: Option<Caller>,
     pub(crate) from: Arc<str>,
     pub(crate) method: Method,
-    pub(crate) path: String,
+    /// Path and query, as received.
+    pub(crate) target: String,
     pub(crate) status: u16,
     /// Title of the problem.
     pub(crate) reason: &'static str,
@@ -98,7 +100,7 @@ impl RefusedOrder {
     fn write(self) {
         let who = self.caller.map_or(UNKNOWN.to_owned(), |caller| caller.to_string());
         let (from, status, body) = (&*self.from, self.status, "");
-        let what = requested(&self.method, &self.path);
+        let what = requested(&self.method, &self.target);
         tracing::info!(target: "audit", who, from, body, status, "{what}: {}", self.reason);
     }
 }
@@ -166,10 +168,24 @@ impl RefusedOrders {
     }
 }
 
-/// Method and path, decoded, so that secrets in it are recognized.
-fn requested(method: &Method, path: &str) -> String {
-    let path: Vec<u8> = percent_decode_str(path).collect();
-    format!("{} {}", shown(method.as_str()), shown(&path.escape_ascii().to_string()))
+/// Method, path and query, decoded, so that secrets in them are recognized. `target` is as
+/// received. Characters that divide it stay encoded within a part.
+pub(crate) fn requested(method: &Method, target: &str) -> String {
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let mut line = format!("{} {}", shown(method.as_str()), decoded(path));
+    // The path cannot displace the query, which may decide what the order does.
+    let pairs: Vec<_> = query.split('&').filter(|pair| !pair.is_empty()).map(decoded).collect();
+    if !pairs.is_empty() {
+        line += "?";
+        line += &shown(&pairs.join("&"));
+    }
+    line
+}
+
+fn decoded(part: &str) -> String {
+    let bytes: Vec<u8> = percent_decode_str(part).collect();
+    let text = bytes.escape_ascii().to_string();
+    shown(&text.replace('%', "%25").replace('?', "%3F").replace('&', "%26"))
 }
 
 /// A document on one line. Other bodies may be data of hosts, such as frames of a stream: of these
@@ -215,6 +231,22 @@ mod tests {
         }
         assert_eq!(of("/v1/%0Aa\u{202e}"), "POST /v1/\\na\\xe2\\x80\\xae");
         assert!(of(&"a".repeat(9000)).len() < 600);
+    }
+
+    /// `force` and the pool of `volume receive` were not in the line.
+    #[test]
+    fn queries_are_shown_without_secrets_and_controls() {
+        let of = |target: &str| requested(&Method::POST, target);
+        let receive = "/v1/volumes/db/receive?force=true&pool=p";
+        assert_eq!(of(receive), format!("POST {receive}"));
+        assert_eq!(of("/a?pool=a%26force=true%0A"), "POST /a?pool=a%26force=true\\n");
+        assert_eq!(of("/a%3Fb%25?&"), "POST /a%3Fb%25");
+        let key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+        let secret = of(&format!("/a?pool={}&force=true", key.replace(':', "%3A")));
+        assert_eq!(secret, "POST /a?pool=(redacted)&force=true");
+        assert_eq!(of("/a?x=https://u:p+q@h"), "POST /a?x=https://(redacted)@h");
+        let long = of(&format!("/{}?force=true&{}", "a".repeat(4000), "b=c&".repeat(1000)));
+        assert!(long.contains("...?force=true&b=c") && long.len() < 1100, "{long}");
     }
 
     #[test]

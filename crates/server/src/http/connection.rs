@@ -34,6 +34,7 @@ use crate::http::limits::{
 use crate::http::problem::{Problem, RefusalReason};
 use crate::http::response::{last_bytes, with};
 use crate::http::server::HttpOptions;
+use crate::http::service::target;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -80,14 +81,14 @@ impl Clock {
     }
 
     /// An order begins: its head has been received.
-    fn begin_order(&self, method: &Method, path: &str, from: Arc<str>) {
-        let (method, path) = (method.clone(), path.to_owned());
+    fn begin_order(&self, method: &Method, target: &str, from: Arc<str>) {
+        let (method, target) = (method.clone(), target.to_owned());
         let (caller, status, reason) = (None, 400, "The request ended early");
         self.order.replace(RefusedOrder::is_order(&method).then_some(RefusedOrder {
             caller,
             from,
             method,
-            path,
+            target,
             status,
             reason,
         }));
@@ -225,11 +226,11 @@ pub(crate) async fn serve_connection<S>(
     let answer = |request: hyper::Request<Incoming>| {
         let (clock, service, refuse) = (clock.clone(), service.clone(), &refuse);
         let (claim, peer, orders) = (&claim, peer.clone(), &orders);
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let name = format!("{method} {path}");
+        let (method, target) = (request.method().clone(), target(request.uri()));
+        let name = format!("{method} {}", request.uri().path());
         // hyper needs a future that can be moved.
         Box::pin(async move {
-            clock.begin_order(&method, &path, peer.clone());
+            clock.begin_order(&method, &target, peer.clone());
             let identified = |caller: &Caller| clock.identified(caller);
             let admitted = admit(request.map(Body::new), claim, peer.clone(), identified).await;
             clock.end_order();
@@ -262,7 +263,7 @@ pub(crate) async fn serve_connection<S>(
                         caller,
                         from: peer,
                         method,
-                        path,
+                        target,
                         status,
                         reason,
                     });

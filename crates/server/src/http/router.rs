@@ -132,8 +132,8 @@ pub struct Call {
     /// Where it comes from, for log lines.
     pub(crate) peer: Arc<str>,
     pub(crate) method: Method,
-    /// The path, as received.
-    pub(crate) path: String,
+    /// Path and query, as received.
+    pub(crate) target: String,
     pub(crate) query: Query,
     pub(crate) content_type: Option<String>,
     pub(crate) body: Bytes,

@@ -77,6 +77,11 @@ fn methods<'a>(
     })
 }
 
+/// Path and query of a request, as received.
+pub(crate) fn target(uri: &Uri) -> String {
+    uri.path_and_query().map_or_else(String::new, ToString::to_string)
+}
+
 fn allowed<'a>(methods: impl Iterator<Item = &'a Method> + Clone) -> Vec<String> {
     let head = methods.clone().any(|method| *method == Method::GET).then_some(&Method::HEAD);
     let all = methods.chain(head).chain([&Method::OPTIONS]);
@@ -97,8 +102,8 @@ async fn send(
     let RequestContext { caller, peer, query, body } =
         admitted.expect("admission precedes routing");
     let (response, answered) = oneshot::channel();
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let call = Call { caller, peer, method, path, query, content_type, body, names };
+    let (method, target) = (request.method().clone(), target(request.uri()));
+    let call = Call { caller, peer, method, target, query, content_type, body, names };
     // Both channels end with core 0.
     let _ = calls.send(RoutedCall { route, call, response }).await;
     let stopping = |_| Problem::stopping("the server is about to stop").response();
