@@ -74,7 +74,7 @@ use namespace::NamespaceAccess;
 pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub(crate) use queue::ControllerQueue;
 pub use queue::IoTotals;
-pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
+pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationState, ReservationStore};
 pub use subsystem::SubsystemConfig;
 use subsystem::{ServedSubsystem, SubsystemKind};
 use tls::{HandshakeKeys, TlsKeys};

@@ -13,7 +13,7 @@ use flagstone_nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use flagstone_nvme::log::{LogId, ReservationNotification};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{IoOpcode, Nqn, Sqe, Status, Wire};
-use flagstone_nvmf_target::{NamespaceConfig, ReservationStore, TargetError};
+use flagstone_nvmf_target::{NamespaceConfig, ReservationState, ReservationStore, TargetError};
 use flagstone_runtime::{spawn, time};
 use parking_lot::Mutex;
 
@@ -38,7 +38,8 @@ fn server_of(store: Option<Arc<dyn ReservationStore>>, record: Option<&[u8]>) ->
     let server = Server::new();
     let (target, nqn) = (&server.target, subsystem());
     target.remove_namespace(&nqn, 1).unwrap();
-    target.add_reservable_namespace(&nqn, namespace(&server), store, record).unwrap();
+    let reservations = ReservationState::open(store, record).unwrap();
+    target.add_reservable_namespace(&nqn, namespace(&server), &reservations).unwrap();
     server
 }
 
@@ -266,6 +267,31 @@ fn reservations_are_announced_where_enabled() {
     }
 }
 
+/// Orders on a volume remove its namespace and add it again, perhaps in another subsystem.
+#[test]
+fn reservation_survives_removal_of_its_namespace() {
+    on_each_driver(async || {
+        let server = Server::new();
+        let (target, nqn) = (&server.target, subsystem());
+        let reservations = ReservationState::open(None, None).unwrap();
+        let serve_again = || {
+            target.remove_namespace(&nqn, 1).unwrap();
+            target.add_reservable_namespace(&nqn, namespace(&server), &reservations).unwrap();
+        };
+        serve_again();
+        let mut one = Host::attach(&server, &options(1)).await;
+        register(&mut one.io, 10).await;
+        acquire(&mut one.io, EXCLUSIVE_ACCESS, [10, 0]).await.unwrap();
+        serve_again();
+        let mut two = Host::attach(&server, &options(2)).await;
+        assert_eq!(access(&mut two.io).await, (vec![CONFLICT; 2], vec![CONFLICT; 5]));
+        assert_eq!(access(&mut one.io).await, (vec![Ok(()); 2], vec![Ok(()); 5]));
+        reserve(&mut one.io, IoOpcode::RESERVATION_REGISTER, UNREGISTER, [10, 0]).await.unwrap();
+        drop((one, two));
+        server.is_sound().await;
+    });
+}
+
 /// Storage that fails on demand.
 #[derive(Default)]
 struct Memory(Mutex<(Option<Vec<u8>>, bool)>);
@@ -304,11 +330,7 @@ fn persistent_reservation_survives_restart() {
         reserve(&mut one.io, IoOpcode::RESERVATION_RELEASE, 1, [10, 0]).await.unwrap();
         assert_ne!(store.0.lock().0, Some(record.clone()));
         drop((one, two, second));
-        let third = Server::new();
-        let damaged = &record[1..];
-        let config = NamespaceConfig { nsid: Some(2), uuid: [1; 16], ..namespace(&third) };
-        let refused =
-            third.target.add_reservable_namespace(&subsystem(), config, None, Some(damaged));
+        let refused = ReservationState::open(None, Some(&record[1..]));
         assert!(matches!(refused, Err(TargetError::ReservationRecord(_))));
     });
 }

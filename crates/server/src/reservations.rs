@@ -2,14 +2,20 @@
 //!
 //! A file is replaced as a whole, and is durable when the save returns. A volume whose file cannot
 //! be read is not served, because hosts that were excluded could write to it again.
+//!
+//! Orders take a volume out of service and serve it again. Its reservations are kept meanwhile, also
+//! those without a file, until the volume is deleted ([`KeptReservations`]).
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flagstone_config::names::Uuid;
-use flagstone_nvmf_target::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
+use flagstone_nvmf_target::{RESERVATION_RECORD_MAX_BYTES, ReservationState, ReservationStore};
+use flagstone_pool::PoolId;
 
 use crate::serve::{ServeError, Server};
 use crate::subsystems::unservable;
@@ -71,14 +77,31 @@ impl ReservationStore for RecordFile {
 pub(crate) enum ReservationSupport {
     /// None: the peers of a mirrored volume would not know them after a switchover.
     None,
-    /// Until the server ends.
-    Volatile,
-    /// Across restarts, if a host asks for that.
-    Persistent { file: Arc<RecordFile>, record: Option<Vec<u8>> },
+    /// Until the server ends; with a state directory also across restarts, if a host asks for that.
+    Hosts(ReservationState),
+}
+
+/// Reservations of the volumes of this process, by UUID: at most one for each volume that is served
+/// or has registered hosts.
+#[derive(Default)]
+pub(crate) struct KeptReservations(RefCell<BTreeMap<[u8; 16], KeptState>>);
+
+struct KeptState {
+    /// The volume, if it is in a pool.
+    volume: Option<PoolId>,
+    state: ReservationState,
+}
+
+impl KeptReservations {
+    /// A deleted volume has none.
+    pub(crate) fn forget(&self, volume: PoolId) {
+        self.0.borrow_mut().retain(|_, kept| kept.volume != Some(volume));
+    }
 }
 
 impl Server {
-    /// The reservations of a volume, with what was stored of them.
+    /// The reservations of a volume: those that it had when it was last served, or what was stored
+    /// of them.
     ///
     /// # Errors
     /// The record cannot be read.
@@ -89,13 +112,30 @@ impl Server {
         if volume.config.mirror().is_some() {
             return Ok(ReservationSupport::None);
         }
-        let Some(state) = self.pools.directory() else { return Ok(ReservationSupport::Volatile) };
-        let file = Arc::new(RecordFile::new(state, &volume.uuid));
-        let record = file.read().map_err(|error| {
-            unservable(format!("{}: the reservations cannot be read: {error}", file.path.display()))
-        })?;
-        Ok(ReservationSupport::Persistent { file, record })
+        let mut kept = self.pools.reservations.0.borrow_mut();
+        if let Some(known) = kept.get(&volume.uuid.into_bytes()) {
+            return Ok(ReservationSupport::Hosts(known.state.clone()));
+        }
+        let state = stored_reservations(self.pools.directory(), &volume.uuid)?;
+        kept.retain(|_, kept| kept.state.is_needed());
+        let place = volume.pool.as_ref().map(|place| place.id);
+        kept.insert(volume.uuid.into_bytes(), KeptState { volume: place, state: state.clone() });
+        Ok(ReservationSupport::Hosts(state))
     }
+}
+
+fn stored_reservations(
+    directory: Option<&Path>,
+    uuid: &Uuid,
+) -> Result<ReservationState, ServeError> {
+    let Some(directory) = directory else {
+        return ReservationState::open(None, None).map_err(unservable);
+    };
+    let file = Arc::new(RecordFile::new(directory, uuid));
+    let record = file.read().map_err(|error| {
+        unservable(format!("{}: the reservations cannot be read: {error}", file.path.display()))
+    })?;
+    ReservationState::open(Some(file), record.as_deref()).map_err(unservable)
 }
 
 #[cfg(test)]

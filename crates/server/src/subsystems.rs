@@ -15,7 +15,7 @@ use flagstone_auth::KeyPair;
 use flagstone_blockdev::SharedDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::{
-    HostTls, NamespaceConfig, ReservationStore, SubsystemConfig, Target, TargetConfig, TlsMode,
+    HostTls, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode,
 };
 
 use crate::mirrors;
@@ -151,12 +151,8 @@ pub(crate) fn add_volume(
     };
     let added = match reservations {
         ReservationSupport::None => target.add_namespace(&nqn, namespace),
-        ReservationSupport::Volatile => {
-            target.add_reservable_namespace(&nqn, namespace, None, None)
-        }
-        ReservationSupport::Persistent { file, record } => {
-            let store = Some(file as Arc<dyn ReservationStore>);
-            target.add_reservable_namespace(&nqn, namespace, store, record.as_deref())
+        ReservationSupport::Hosts(state) => {
+            target.add_reservable_namespace(&nqn, namespace, &state)
         }
     };
     added.map(drop).map_err(unservable)

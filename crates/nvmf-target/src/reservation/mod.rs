@@ -69,6 +69,46 @@ pub(crate) struct NamespaceReservations {
     store: Option<Arc<dyn ReservationStore>>,
 }
 
+/// Reservations of a namespace, which outlive it: for a namespace that comes back under another
+/// name, or with another device.
+#[derive(Clone)]
+pub struct ReservationState(Arc<NamespaceReservations>);
+
+impl ReservationState {
+    /// Reservations as `record` has them; none without a record. With a `store` they survive
+    /// restarts if a host asks for that; `record` is what it stored.
+    ///
+    /// # Errors
+    /// [`TargetError::ReservationRecord`]: hosts that are excluded may be unknown.
+    pub fn open(
+        store: Option<Arc<dyn ReservationStore>>,
+        record: Option<&[u8]>,
+    ) -> Result<ReservationState, TargetError> {
+        let opened = NamespaceReservations::open(store, record);
+        opened
+            .map(|opened| ReservationState(Arc::new(opened)))
+            .map_err(TargetError::ReservationRecord)
+    }
+
+    /// True while a namespace or another handle uses it, or a host is registered.
+    pub fn is_needed(&self) -> bool {
+        Arc::strong_count(&self.0) > 1 || !self.0.state.lock().registrants.is_empty()
+    }
+}
+
+/// Handles of the same reservations are equal.
+impl PartialEq for ReservationState {
+    fn eq(&self, other: &ReservationState) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Debug for ReservationState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ReservationState").field(&self.0.state.lock()).finish()
+    }
+}
+
 /// Order of the changes in a subsystem.
 #[derive(Debug, Default)]
 pub(crate) struct ReservationTurn {
@@ -195,22 +235,18 @@ impl NamespaceReservations {
 }
 
 impl Target {
-    /// Like [`Target::add_namespace`](Target::add_namespace), and lets hosts use reservations. With
-    /// a `store` they survive restarts if a host asks for that; `record` is what it stored.
+    /// Like [`Target::add_namespace`](Target::add_namespace), and lets hosts use reservations.
+    /// Namespaces that are served at the same time must not share them.
     ///
     /// # Errors
-    /// As [`Target::add_namespace`](Target::add_namespace); [`TargetError::ReservationRecord`]: the
-    /// namespace is not served, because its reservations are unknown.
+    /// As [`Target::add_namespace`](Target::add_namespace).
     pub fn add_reservable_namespace(
         &self,
         nqn: &Nqn,
         config: NamespaceConfig,
-        store: Option<Arc<dyn ReservationStore>>,
-        record: Option<&[u8]>,
+        reservations: &ReservationState,
     ) -> Result<u32, TargetError> {
-        let opened = NamespaceReservations::open(store, record);
-        let reservations = opened.map_err(TargetError::ReservationRecord)?;
-        let access = NamespaceAccess::Hosts { reservations: Some(Arc::new(reservations)) };
+        let access = NamespaceAccess::Hosts { reservations: Some(reservations.0.clone()) };
         let subsystem = self.subsystem_named(nqn)?;
         subsystem.add_namespace(config, access, self.config().max_namespaces)
     }

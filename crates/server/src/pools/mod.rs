@@ -71,6 +71,7 @@ use volume_state::{VolumeOrder, VolumeState};
 
 use crate::http::Problem;
 use crate::limits::{IDENTITY_PERIOD, POOL_PAUSE};
+use crate::reservations::KeptReservations;
 use crate::serve::{ServeError, Server};
 use crate::stack::CountedLayer;
 use crate::subsystems::add_subsystem;
@@ -97,6 +98,7 @@ pub(crate) struct Pools {
     /// Volumes out of service with commands in progress.
     draining: retire::DrainingVolumes,
     retired: retire::RetiredSubsystems,
+    pub(crate) reservations: KeptReservations,
     locks: order_locks::OrderLocks,
     /// Number for the next volume that is created at run time.
     next_number: Cell<usize>,
@@ -221,6 +223,7 @@ impl Pools {
             asked: Rc::default(),
             draining: retire::DrainingVolumes::default(),
             retired: retire::RetiredSubsystems::default(),
+            reservations: KeptReservations::default(),
             locks: Default::default(),
             next_number: Cell::new(first_number),
         }

@@ -221,7 +221,10 @@ impl Server {
             let gone = retired.iter().filter(|(id, one)| one.pool == name && !present.contains(id));
             gone.map(|(id, _)| *id).collect()
         };
-        gone.into_iter().for_each(|id| self.end_retirement(id, None));
+        for id in gone {
+            self.pools.reservations.forget(id);
+            self.end_retirement(id, None);
+        }
     }
 
     /// Takes a volume out of service: disconnects its hosts, and waits until their commands have

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
+use crate::reservations::ReservationSupport;
 use crate::serve::open;
 use crate::signals::Signals;
 
@@ -160,6 +161,35 @@ fn volume_of_closed_pool_does_not_count_as_deleted() {
         assert!(refused.detail.contains("slow is not open"), "{}", refused.detail);
         let named = bed.server.delete_volume(Some("fast"), "x", false, false).await.unwrap();
         assert!(!named.changed);
+    });
+}
+
+/// A fenced host could write again after the volume was renamed.
+#[test]
+fn reservations_outlive_orders_on_their_volume() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        let state = |name: &str| {
+            let volumes = bed.server.volumes();
+            let volume = volumes.iter().find(|volume| volume.name() == name).unwrap();
+            match bed.server.reservations_of(volume).unwrap() {
+                ReservationSupport::Hosts(state) => state,
+                ReservationSupport::None => panic!("{name} has no reservations"),
+            }
+        };
+        let before = state("db");
+        assert!(before.is_needed(), "{before:?}");
+        bed.server.create_snapshots(&["db@a".to_owned()], false).await.unwrap();
+        bed.write("db", 1).await;
+        bed.server.rollback("db@a", true, false).await.unwrap();
+        assert_eq!(state("db"), before);
+        bed.server.rename_volume(None, "db", "x", true, false).await.unwrap();
+        assert_eq!(state("x"), before);
+        bed.server.delete_snapshot("x@a", false).await.unwrap();
+        bed.server.delete_volume(None, "x", true, false).await.unwrap();
+        bed.create_volume("x", json!({})).await.unwrap();
+        assert_ne!(state("x"), before);
+        assert!(!before.is_needed(), "the server keeps the state of a deleted volume");
     });
 }
 

@@ -596,6 +596,7 @@ impl Server {
         }
         let deleted = pool.delete_volume(name).await;
         deleted.map_err(|error| problem(&pool_name, error))?;
+        self.pools.reservations.forget(info.uuid);
         self.end_retirement(info.uuid, None);
         if let Some(slot) = self.pools.slots.borrow_mut().get_mut(&pool_name) {
             slot.unserved.remove(name);
