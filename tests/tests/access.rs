@@ -259,7 +259,8 @@ fn orders_leave_audit_lines() {
     flagstone(&[&ORDER[..], &["--api", text(&socket)]].concat());
     let log = api.server.output();
     let lines = log.lines().filter(|line| line.contains(" audit: ") && !line.contains("bob"));
-    let lines: Vec<_> = lines.collect();
+    let (begun, lines): (Vec<_>, Vec<_>) = lines.partition(|line| line.contains(": begun "));
+    assert_eq!(begun.len(), lines.len(), "{log}");
     let uid = format!("who=\"uid {} gid", rustix::process::getuid().as_raw());
     let expected = [("who=\"alice (operator)\"", "from=\"127.0.0.1:"), (&uid, "from=\"user ")];
     assert_eq!(lines.len(), expected.len(), "{log}");

@@ -1,5 +1,5 @@
-//! Audit lines: one line in the log for each order, with its user, address, path, query and
-//! result.
+//! Audit lines: a line in the log when an order begins, and one with its result, each with its user,
+//! address, path and query. An order that the end of the server interrupts has only the first.
 //!
 //! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
 //! reach their action are written on core 0, all of them. Orders that are refused before that cost
@@ -45,14 +45,20 @@ pub(crate) struct AuditedOrder {
 }
 
 impl AuditedOrder {
-    /// `None` for a call that only reads.
-    pub(crate) fn of(call: &Call) -> Option<AuditedOrder> {
-        (call.method == Method::POST).then(|| AuditedOrder {
+    /// Writes the first line of an order. `None` for a call that only reads.
+    pub(crate) fn begin(call: &Call) -> Option<AuditedOrder> {
+        if call.method != Method::POST {
+            return None;
+        }
+        let order = AuditedOrder {
             who: call.caller.to_string(),
             from: call.peer.clone(),
             what: requested(&call.method, &call.target),
             body: shown_body(call.content_type.as_deref(), &call.body),
-        })
+        };
+        let AuditedOrder { who, from, what, body } = &order;
+        tracing::info!(target: "audit", who, from = &**from, body, "{what}: begun");
+        Some(order)
     }
 
     /// Writes the line, and marks the response.
@@ -133,6 +139,12 @@ impl RefusedOrders {
                 this.end_period(&user);
             });
         }
+    }
+
+    /// Writes the counts of all users: the server ends before their periods.
+    pub(crate) fn flush(&self) {
+        let users: Vec<String> = self.0.borrow().keys().cloned().collect();
+        users.iter().for_each(|user| self.end_period(user));
     }
 
     /// Lines written in this period, by user.
@@ -258,6 +270,8 @@ mod tests {
         assert_eq!(count, RefusedCount { written: 100, suppressed: 50 });
         orders.end_period("a");
         assert_eq!((admitted("a"), admitted("b")), (100, 0));
+        orders.flush();
+        assert!(orders.0.borrow().is_empty());
     }
 
     #[test]

@@ -118,6 +118,7 @@ impl HttpServer {
             }
             // An error is the drop of the sender, which is the signal.
             let _ = tasks.block_on(&runtime, stopped);
+            orders.flush();
             drop((tasks, runtime, refused, ending));
         })?;
         Ok(HttpServer { stop: Some(stop), ended, _handling: handling })
@@ -137,7 +138,7 @@ impl Drop for HttpServer {
 /// Starts the handlers of calls on this core, each as a task of its own.
 async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
     while let Some(RoutedCall { route, call, response }) = calls.recv().await {
-        let order = AuditedOrder::of(&call);
+        let order = AuditedOrder::begin(&call);
         let answer = router.answer(route, call);
         spawn_detached(async move {
             let mut answer = answer.await;
