@@ -1,4 +1,4 @@
-//! Logs: structured, on standard error, filtered by `RUST_LOG`.
+//! Logs: structured, on standard error, filtered by `RUST_LOG`. Audit lines stay unless it names them.
 
 use std::io;
 
@@ -17,6 +17,9 @@ pub enum LogFormat {
 }
 
 const DEFAULT_FILTER: &str = "info";
+
+/// Target of the audit lines of the API.
+const AUDIT: &str = "audit";
 
 /// Starts logging. Call once, before the first message.
 ///
@@ -38,9 +41,19 @@ fn filter(directives: &str) -> Result<EnvFilter, String> {
         "" => DEFAULT_FILTER,
         given => given,
     };
-    EnvFilter::try_new(directives).map_err(|error| {
+    let filter = EnvFilter::try_new(directives).map_err(|error| {
         format!("RUST_LOG is not understood: {error}; write a level (error, warn, info, debug, trace) or target=level, …")
-    })
+    })?;
+    if directives.split(',').any(names_audit) {
+        return Ok(filter);
+    }
+    let lines = "audit=info".parse().expect("a directive");
+    Ok(filter.add_directive(lines))
+}
+
+/// True for a directive whose target is the audit lines.
+fn names_audit(directive: &str) -> bool {
+    directive.split(['=', '[']).next().is_some_and(|target| target.trim() == AUDIT)
 }
 
 #[cfg(test)]
@@ -48,9 +61,19 @@ mod tests {
     use super::filter;
 
     #[test]
+    fn audit_lines_stay_unless_they_are_named() {
+        let shown = |text: &str| filter(text).expect("a filter").to_string();
+        assert_eq!(shown("warn"), "audit=info,warn");
+        assert_eq!(shown("flagstone_mirror=debug,off"), "flagstone_mirror=debug,audit=info,off");
+        for named in ["warn,audit=off", "audit=warn", "warn, audit=error"] {
+            assert!(!shown(named).contains("audit=info"), "{named}: {}", shown(named));
+        }
+    }
+
+    #[test]
     fn log_filter_is_validated() {
-        assert_eq!(filter("").expect("the default").to_string(), "info");
-        assert_eq!(filter("warn").expect("a level").to_string(), "warn");
+        let shown = |text: &str| filter(text).expect("a filter").to_string();
+        assert_eq!(shown(""), "audit=info,info");
         assert!(filter("flagstone_nvmf_target=debug,warn").is_ok());
         let error = filter("flagstone_nvmf_target=loud").expect_err("no such level");
         assert!(error.starts_with("RUST_LOG is not understood"), "{error}");
