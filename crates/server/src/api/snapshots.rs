@@ -13,7 +13,7 @@ use super::pool_document::{
 };
 use super::pools::{body, run, unknown_action};
 use super::{Api, on};
-use crate::http::limits::STREAM_TYPE;
+use crate::http::limits::{STREAM_PATTERN, STREAM_TYPE};
 use crate::http::router::StreamBytes;
 use crate::http::{Call, Problem, Router};
 use crate::pools::ReceivePart;
@@ -51,7 +51,7 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
                        or with `force` although hosts are attached, or changes or a part of \
                        another stream are discarded. After the first frame, frames before \
                        `position_bytes` may be left out.";
-    router.post("/v1/volumes/{name}/receive", description, on(api, Api::receive_part));
+    router.post(STREAM_PATTERN, description, on(api, Api::receive_part));
     let description = "Takes or deletes a snapshot, or rolls a volume back to it, or previews the \
                        outcome.";
     router

@@ -1,20 +1,23 @@
 //! Admission: checks of a request before it is routed, and the reading of its body.
 //!
 //! hyper has parsed the head and enforced its bounds. What remains is what hyper leaves to the
-//! application: one `Host` field, known expectations, a readable target, a bounded body.
+//! application: one `Host` field, known expectations, a readable target, a bounded body. Requests
+//! that only read have none, so that a listener without credentials receives none.
 
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Uri, Version, header};
+use axum::http::{HeaderMap, Method, Uri, Version, header};
+use flagstone_config::ApiRole;
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
 
 use crate::http::access::{AccessClaim, Caller};
 use crate::http::limits::{
-    MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS, MAX_STREAM_BODY_BYTES, STREAM_TYPE,
+    MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS, MAX_STREAM_BODY_BYTES, STREAM_PATTERN,
+    STREAM_TYPE,
 };
 use crate::http::problem::Problem;
 
@@ -56,15 +59,41 @@ pub(crate) async fn admit(
         Ok(query) => query,
         Err(problem) => return Err(NotAdmitted { problem, caller: Some(caller) }),
     };
-    let is_stream =
-        parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
-    let most = if is_stream { MAX_STREAM_BODY_BYTES } else { MAX_BODY_BYTES };
+    let most = most_bytes(&parts, &caller);
     let body = match whole(body, most).await {
         Ok(body) => body,
         Err(problem) => return Err(NotAdmitted { problem, caller: Some(caller) }),
     };
     parts.extensions.insert(RequestContext { caller, peer, query, body });
     Ok(Request::from_parts(parts, Body::empty()))
+}
+
+/// Longest body that is received with a head, in bytes.
+fn most_bytes(parts: &Parts, caller: &Caller) -> usize {
+    let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(&parts.method);
+    let is_operator = match caller {
+        Caller::Local(_) | Caller::User { role: ApiRole::Operator, .. } => true,
+        Caller::User { role: ApiRole::ReadOnly, .. } | Caller::Anyone => false,
+    };
+    if reads || !is_operator {
+        return 0;
+    }
+    let is_stream =
+        parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
+    match is_stream && fits(STREAM_PATTERN, parts.uri.path()) {
+        true => MAX_STREAM_BODY_BYTES,
+        false => MAX_BODY_BYTES,
+    }
+}
+
+/// True if a path has the pattern of a route.
+fn fits(pattern: &str, path: &str) -> bool {
+    let path = path.strip_suffix('/').unwrap_or(path);
+    pattern.split('/').count() == path.split('/').count()
+        && pattern
+            .split('/')
+            .zip(path.split('/'))
+            .all(|(part, given)| part == given || part.starts_with('{') && !given.is_empty())
 }
 
 /// Checks a head, and reads its query.
@@ -117,7 +146,10 @@ async fn whole(body: Body, most: usize) -> Result<Bytes, Problem> {
 }
 
 fn too_large(most: usize) -> Problem {
-    let detail = format!("the body is more than {most} bytes");
+    let detail = match most {
+        0 => "requests that only read have no body".to_owned(),
+        most => format!("the body is more than {most} bytes"),
+    };
     Problem::new(413, "body-too-large", "The body is too large", detail)
 }
 
@@ -177,6 +209,32 @@ mod tests {
         assert_eq!(read, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
         assert_eq!(query("http://x:1/?a=%2B").unwrap(), [("a".to_owned(), "+".to_owned())]);
         assert_eq!(query("/").unwrap(), []);
+    }
+
+    /// The metrics port received 2 MiB from anyone who named the type of a stream.
+    #[test]
+    fn only_streams_of_operators_are_large() {
+        let most = |method: Method, path: &str, media_type: &str, caller: &Caller| {
+            let request = Request::builder().method(method).uri(path);
+            let request = request.header(header::CONTENT_TYPE, media_type).body(Body::empty());
+            most_bytes(&request.unwrap().into_parts().0, caller)
+        };
+        let user = |role| Caller::User { name: "x".into(), role };
+        let receive = "/v1/volumes/db/receive";
+        for caller in [Caller::Local(None), user(ApiRole::Operator)] {
+            let of = |path, media_type| most(Method::POST, path, media_type, &caller);
+            assert_eq!(of(receive, STREAM_TYPE), MAX_STREAM_BODY_BYTES);
+            assert_eq!(of("/v1/volumes/a%2Fb/receive/", STREAM_TYPE), MAX_STREAM_BODY_BYTES);
+            assert_eq!(of(receive, "application/json"), MAX_BODY_BYTES);
+            for other in ["/metrics", "/v1/volumes/db", "/v1/volumes//receive", "/v1/x/db/receive"]
+            {
+                assert_eq!(of(other, STREAM_TYPE), MAX_BODY_BYTES, "{other}");
+            }
+            assert_eq!(most(Method::GET, receive, STREAM_TYPE, &caller), 0);
+        }
+        for caller in [Caller::Anyone, user(ApiRole::ReadOnly)] {
+            assert_eq!(most(Method::POST, receive, STREAM_TYPE, &caller), 0, "{caller}");
+        }
     }
 
     #[test]

@@ -11,14 +11,17 @@ pub const MAX_HEAD_BYTES: usize = 8 << 10;
 /// Most header fields of a request or a response; more is 431.
 pub const MAX_HEADERS: usize = 64;
 
-/// Longest body of a request, in bytes; longer is 413.
+/// Longest body of a request, in bytes; longer is 413. Requests that only read have none.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// Media type of streams of snapshots.
 pub const STREAM_TYPE: &str = "application/vnd.flagstone.stream";
 
-/// Longest body of a request of [`STREAM_TYPE`], in bytes: some frames of up to 1 MiB. 64
-/// connections hold at most 132 MiB of them.
+/// Route that receives them.
+pub const STREAM_PATTERN: &str = "/v1/volumes/{name}/receive";
+
+/// Longest body of an operator's request of [`STREAM_TYPE`] to [`STREAM_PATTERN`], in bytes: some
+/// frames of up to 1 MiB. 64 connections hold at most 132 MiB of them.
 pub const MAX_STREAM_BODY_BYTES: usize = (2 << 20) + (64 << 10);
 
 /// Most segments of a path; more is 400. The longest route has 5.
