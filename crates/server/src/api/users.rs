@@ -11,7 +11,7 @@ use rustls::pki_types::ServerName;
 
 use crate::http::Exposition;
 use crate::http::access::{AccessRefusal, Credentials, TokenHash, User, Users};
-use crate::http::tls::{OwnCertificate, TlsError, server_config};
+use crate::http::tls::{OwnCertificate, TlsError, client_verifier, server_config};
 use crate::serve::Server;
 
 /// Beginning of a line in a token file.
@@ -48,7 +48,8 @@ pub(crate) enum TokenProblem {
 /// A file cannot be used.
 pub(crate) fn read(tls: &ApiTls, users: &[ApiUser]) -> Result<Credentials, UsersError> {
     let own = OwnCertificate { certificate: &tls.certificate_file, key: &tls.key_file };
-    let config = server_config(own, tls.client_ca_file.as_deref())?;
+    let verifier = tls.client_ca_file.as_deref().map(client_verifier).transpose()?;
+    let config = server_config(own, verifier.clone())?;
     let users = users.iter().map(|user| {
         let tokens = user.token_file.as_ref().map(|path| {
             let problem = |problem| UsersError::Token { path: path.clone(), problem };
@@ -63,7 +64,8 @@ pub(crate) fn read(tls: &ApiTls, users: &[ApiUser]) -> Result<Credentials, Users
             certificate: certificate.and_then(|name| ServerName::try_from(name).ok()),
         })
     });
-    Ok(Credentials { tls: Arc::new(config), users: users.collect::<Result<_, UsersError>>()? })
+    let users = users.collect::<Result<_, UsersError>>()?;
+    Ok(Credentials { tls: Arc::new(config), verifier, users })
 }
 
 fn read_tokens(path: &std::path::Path) -> Result<Vec<TokenHash>, TokenProblem> {

@@ -3,6 +3,8 @@
 //! Invariants:
 //! - over TCP a request is answered only for a user with a token or a certificate, and a user with
 //!   the role `read-only` changes nothing;
+//! - a certificate is checked for each request: authorities are replaced and certificates expire
+//!   while connections last. A refused request ends its connection;
 //! - a token is compared by its SHA-256, with all hashes, in constant time;
 //! - failures of a source address delay its next attempts before they are checked, so that giving
 //!   up an attempt early gains nothing.
@@ -18,8 +20,9 @@ use flagstone_config::ApiRole as Role;
 use flagstone_runtime::net::PeerUser;
 use flagstone_transport::{FailureDelays, FailureKind};
 use parking_lot::{Mutex, RwLock};
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
+use rustls::server::danger::ClientCertVerifier;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -93,7 +96,12 @@ pub enum ListenerAccess {
 pub(crate) enum AccessClaim {
     Local(Option<PeerUser>),
     Anyone,
-    Tls { users: Arc<Users>, source: IpAddr, certificate: Option<CertificateDer<'static>> },
+    /// `chain` is the certificate and its intermediate authorities; empty without one.
+    Tls {
+        users: Arc<Users>,
+        source: IpAddr,
+        chain: Vec<CertificateDer<'static>>,
+    },
 }
 
 /// Why a call over TCP is refused.
@@ -140,7 +148,10 @@ impl AccessRefusal {
                 "send a token (Authorization: Bearer TOKEN), or use a client certificate",
             ),
             Self::Token => unauthorized("no user has this token"),
-            Self::Certificate => unauthorized("no user has a name of this certificate"),
+            Self::Certificate => unauthorized(
+                "no user has a name of this certificate, or it has expired, or its authority is not \
+                 in `client_ca_file`",
+            ),
             Self::Role => forbidden("the user has the role `read-only`, and this needs `operator`"),
             Self::Site => forbidden("the request was made by a page of another site"),
         }
@@ -165,6 +176,8 @@ pub struct User {
 pub struct Credentials {
     /// For new connections.
     pub tls: Arc<rustls::ServerConfig>,
+    /// Check of client certificates, at handshakes and for each request; `None` if there are none.
+    pub verifier: Option<Arc<dyn ClientCertVerifier>>,
     /// For each request.
     pub users: Vec<User>,
 }
@@ -244,14 +257,21 @@ impl Users {
         found.map(caller)
     }
 
-    fn user_with_certificate(&self, certificate: &CertificateDer<'_>) -> Option<Caller> {
-        // The handshake has checked the certificate's signatures.
+    /// The user of a certificate, which the handshake has checked, but perhaps long ago.
+    pub(super) fn user_with_certificate(
+        &self,
+        chain: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Option<Caller> {
+        let (certificate, authorities) = chain.split_first()?;
+        let credentials = self.credentials.read();
+        credentials.verifier.as_ref()?.verify_client_cert(certificate, authorities, now).ok()?;
         let certificate = ParsedCertificate::try_from(certificate).ok()?;
         let has_name = |user: &&User| {
             let name = user.certificate.as_ref();
             name.is_some_and(|name| rustls::client::verify_server_name(&certificate, name).is_ok())
         };
-        self.credentials.read().users.iter().find(has_name).map(caller)
+        credentials.users.iter().find(has_name).map(caller)
     }
 }
 
@@ -269,19 +289,17 @@ impl AccessClaim {
         method: &Method,
         headers: &HeaderMap,
     ) -> Result<Caller, (AccessRefusal, Option<Caller>)> {
-        let (users, source, certificate) = match self {
+        let (users, source, chain) = match self {
             AccessClaim::Local(user) => return Ok(Caller::Local(*user)),
             AccessClaim::Anyone => return Ok(Caller::Anyone),
-            AccessClaim::Tls { users, source, certificate } => {
-                (users, *source, certificate.as_ref())
-            }
+            AccessClaim::Tls { users, source, chain } => (users, *source, chain),
         };
         let delay = users.delay(source);
         if !delay.is_zero() {
             sleep(delay).await;
         }
         let refused = |refusal| users.refuse(source, refusal);
-        let caller = identify(users, certificate, headers);
+        let caller = identify(users, chain, headers);
         let caller = caller.map_err(|refusal| (refusal, None)).inspect_err(|one| refused(one.0))?;
         match check(&caller, method, headers) {
             Ok(()) => Ok(caller),
@@ -296,19 +314,19 @@ impl AccessClaim {
 /// The user with a token or certificate.
 fn identify(
     users: &Users,
-    certificate: Option<&CertificateDer<'_>>,
+    chain: &[CertificateDer<'_>],
     headers: &HeaderMap,
 ) -> Result<Caller, AccessRefusal> {
-    match (headers.get(header::AUTHORIZATION), certificate) {
+    match (headers.get(header::AUTHORIZATION), chain) {
         (Some(value), _) => {
             let is_only = headers.get_all(header::AUTHORIZATION).iter().count() == 1;
             let token = bearer(value.as_bytes()).filter(|_| is_only).ok_or(AccessRefusal::Token)?;
             users.user_with_token(token).ok_or(AccessRefusal::Token)
         }
-        (None, Some(certificate)) => {
-            users.user_with_certificate(certificate).ok_or(AccessRefusal::Certificate)
+        (None, []) => Err(AccessRefusal::NoProof),
+        (None, chain) => {
+            users.user_with_certificate(chain, UnixTime::now()).ok_or(AccessRefusal::Certificate)
         }
-        (None, None) => Err(AccessRefusal::NoProof),
     }
 }
 
@@ -365,7 +383,7 @@ mod tests {
             user("bob", Role::ReadOnly, &["b"]),
             user("carol", Role::Operator, &[]),
         ];
-        Users::new(Credentials { tls: Arc::new(config), users })
+        Users::new(Credentials { tls: Arc::new(config), verifier: None, users })
     }
 
     fn headers(fields: &[(&'static str, &str)]) -> HeaderMap {
@@ -381,7 +399,7 @@ mod tests {
         let users = users();
         let checked = |method: Method, fields: &[(&'static str, &str)]| {
             let headers = headers(fields);
-            let caller = identify(&users, None, &headers)?;
+            let caller = identify(&users, &[], &headers)?;
             check(&caller, &method, &headers).map(|()| caller.to_string())
         };
         let (alice, bob) = (Ok("alice (operator)".to_owned()), Ok("bob (read-only)".to_owned()));

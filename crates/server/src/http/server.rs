@@ -303,9 +303,9 @@ async fn establish(
         Ok(Err(error)) => Err(failed(error.to_string())),
         Ok(Ok(stream)) => {
             let (_, session) = stream.get_ref();
-            let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
-            let certificate = certificate.map(CertificateDer::into_owned);
-            let claim = AccessClaim::Tls { users: users.clone(), source, certificate };
+            let chain = session.peer_certificates().unwrap_or_default().iter();
+            let chain = chain.cloned().map(CertificateDer::into_owned).collect();
+            let claim = AccessClaim::Tls { users: users.clone(), source, chain };
             Ok((Box::new(stream), claim))
         }
     }

@@ -10,6 +10,7 @@ use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
@@ -48,27 +49,32 @@ fn unusable(path: &Path) -> impl Fn(String) -> TlsError + '_ {
     move |problem| TlsError { path: path.to_owned(), problem }
 }
 
-/// Configuration of a server that accepts client certificates of the authorities in `client_ca`.
+/// Check of client certificates by the authorities in `client_ca`.
+///
+/// # Errors
+/// The file cannot be used.
+pub fn client_verifier(client_ca: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let roots = Arc::new(authorities(client_ca)?);
+    // Users with tokens have no certificate.
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+    let verifier = verifier.allow_unauthenticated().build();
+    verifier.map_err(|error| unusable(client_ca)(error.to_string()))
+}
+
+/// Configuration of a server that accepts the client certificates that `verifier` accepts.
 ///
 /// # Errors
 /// A file cannot be used.
 pub fn server_config(
     own: OwnCertificate<'_>,
-    client_ca: Option<&Path>,
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
 ) -> Result<ServerConfig, TlsError> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(|error| unusable(own.certificate)(error.to_string()))?;
-    let builder = match client_ca {
+    let builder = match verifier {
         None => builder.with_no_client_auth(),
-        Some(path) => {
-            let roots = Arc::new(authorities(path)?);
-            // Users with tokens have no certificate.
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
-            let verifier = verifier.allow_unauthenticated().build();
-            let verifier = verifier.map_err(|error| unusable(path)(error.to_string()))?;
-            builder.with_client_cert_verifier(verifier)
-        }
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
     let (chain, key) = read(own)?;
     let mut config = builder
@@ -170,11 +176,14 @@ fn read(own: OwnCertificate<'_>) -> Result<ChainAndKey, TlsError> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::process::Command;
+    use std::time::Duration;
 
-    use rustls::pki_types::ServerName;
+    use flagstone_config::ApiRole;
+    use rustls::pki_types::{ServerName, UnixTime};
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
+    use crate::http::access::{Credentials, User, Users};
 
     /// A certificate of 127.0.0.1 and its key, in this folder.
     fn certificate(folder: &Path) -> [PathBuf; 2] {
@@ -204,6 +213,39 @@ mod tests {
                 tokio::join!(acceptor.accept(far), connector.connect(name, near));
             accepted.is_ok() && connected.is_ok()
         })
+    }
+
+    /// Connections stayed authorized when the authority of their certificates was replaced.
+    #[test]
+    fn certificates_are_checked_again_after_a_reload() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+        let files = folders.each_ref().map(|folder| certificate(folder.path()));
+        let credentials = |ca: Option<&PathBuf>| {
+            let own = OwnCertificate { certificate: &files[0][0], key: &files[0][1] };
+            let verifier = ca.map(|ca| client_verifier(ca).expect("a sound file"));
+            let tls = Arc::new(server_config(own, verifier.clone()).expect("sound files"));
+            let certificate = Some(ServerName::try_from("127.0.0.1").expect("an address"));
+            let (name, role) = ("carol".into(), ApiRole::Operator);
+            let users = vec![User { name, role, tokens: Vec::new(), certificate }];
+            Credentials { tls, verifier, users }
+        };
+        let chain = certificates(&files[0][0]).expect("a sound file");
+        let users = Users::new(credentials(Some(&files[0][0])));
+        let day = |days: u64| {
+            UnixTime::since_unix_epoch(
+                UnixTime::now()
+                    .as_secs()
+                    .checked_add(days * 86_400)
+                    .map(Duration::from_secs)
+                    .unwrap(),
+            )
+        };
+        assert!(users.user_with_certificate(&chain, day(0)).is_some());
+        assert_eq!(users.user_with_certificate(&chain, day(3)), None, "it has expired");
+        for ca in [Some(&files[1][0]), None] {
+            users.replace(credentials(ca));
+            assert_eq!(users.user_with_certificate(&chain, day(0)), None, "{ca:?}");
+        }
     }
 
     /// Object stores on premises often speak nothing newer; the API and etcd do.
