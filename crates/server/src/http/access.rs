@@ -6,8 +6,9 @@
 //! - a certificate is checked for each request: authorities are replaced and certificates expire
 //!   while connections last. A refused request ends its connection;
 //! - a token is compared by its SHA-256, with all hashes, in constant time;
-//! - failures of a source address delay its next attempts before they are checked, so that giving
-//!   up an attempt early gains nothing.
+//! - failures of a source address delay its next handshakes and requests before they are checked, so
+//!   that giving up an attempt early gains nothing. A handshake that is not completed is no guess:
+//!   others behind the same address wait little for it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -219,8 +220,7 @@ impl Users {
 
     /// Counts a refusal, and delays the next attempts of a source that guesses.
     pub(crate) fn refuse(&self, source: IpAddr, refusal: AccessRefusal) {
-        let at = AccessRefusal::ALL.iter().position(|known| *known == refusal);
-        self.refused[at.expect("all reasons are listed")].fetch_add(1, Relaxed);
+        self.count(refusal);
         match refusal {
             AccessRefusal::Handshake | AccessRefusal::Token | AccessRefusal::Certificate => {
                 self.delays.lock().failed(Some(source), FailureKind::Guess, Instant::now());
@@ -229,8 +229,31 @@ impl Users {
         }
     }
 
+    /// Counts a failed handshake.
+    pub(crate) fn handshake_failed(&self, source: IpAddr, kind: FailureKind) {
+        self.count(AccessRefusal::Handshake);
+        self.delays.lock().failed(Some(source), kind, Instant::now());
+    }
+
+    pub(crate) fn handshake_succeeded(&self, source: IpAddr) {
+        self.delays.lock().succeeded(Some(source));
+    }
+
+    fn count(&self, refusal: AccessRefusal) {
+        let at = AccessRefusal::ALL.iter().position(|known| *known == refusal);
+        self.refused[at.expect("all reasons are listed")].fetch_add(1, Relaxed);
+    }
+
     fn delay(&self, source: IpAddr) -> Duration {
         self.delays.lock().delay(Some(source), Instant::now())
+    }
+
+    /// Waits as long as the failures of a source demand.
+    pub(crate) async fn wait_for(&self, source: IpAddr) {
+        let delay = self.delay(source);
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
     }
 
     /// Waits until the next handshake may begin: each costs this machine more than its peer. A
@@ -280,11 +303,18 @@ fn caller(user: &User) -> Caller {
 }
 
 impl AccessClaim {
-    /// Finds out who makes a request. Waits, if the source has guessed.
+    /// Waits before a request is checked, if its source has guessed.
+    pub(crate) async fn wait(&self) {
+        if let AccessClaim::Tls { users, source, .. } = self {
+            users.wait_for(*source).await;
+        }
+    }
+
+    /// Finds out who makes a request, after [`AccessClaim::wait`].
     ///
     /// # Errors
     /// Why it is refused, and who it is if that is known.
-    pub(crate) async fn caller(
+    pub(crate) fn caller(
         &self,
         method: &Method,
         headers: &HeaderMap,
@@ -294,10 +324,6 @@ impl AccessClaim {
             AccessClaim::Anyone => return Ok(Caller::Anyone),
             AccessClaim::Tls { users, source, chain } => (users, *source, chain),
         };
-        let delay = users.delay(source);
-        if !delay.is_zero() {
-            sleep(delay).await;
-        }
         let refused = |refusal| users.refuse(source, refusal);
         let caller = identify(users, chain, headers);
         let caller = caller.map_err(|refusal| (refusal, None)).inspect_err(|one| refused(one.0))?;

@@ -51,7 +51,7 @@ pub(crate) async fn admit(
     identified: impl FnOnce(&Caller),
 ) -> Result<Request, NotAdmitted> {
     let (mut parts, body) = request.into_parts();
-    let caller = claim.caller(&parts.method, &parts.headers).await;
+    let caller = claim.caller(&parts.method, &parts.headers);
     let caller =
         caller.map_err(|(refusal, caller)| NotAdmitted { problem: refusal.problem(), caller })?;
     identified(&caller);

@@ -42,8 +42,19 @@ enum Phase {
     Idle { until: Instant },
     /// Within a request: ends with 408.
     Receiving { until: Instant },
+    /// The same, while the request waits because its source has guessed.
+    Waiting { until: Instant },
     /// The handler works. `ahead`: bytes of another request have come.
     Handling { ahead: bool },
+}
+
+/// Silence of a connection, in the order in which connections make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// The peer sends nothing.
+    OfPeer { since: Instant },
+    /// The server has a request wait.
+    OfServer,
 }
 
 /// The time limits of a connection, shared by its stream and its service.
@@ -72,11 +83,27 @@ impl Clock {
         }
     }
 
-    /// When the peer last sent or accepted bytes; `None` while a handler works for it.
-    pub(crate) fn quiet_since(&self) -> Option<Instant> {
+    /// Whether the connection may have to make room; `None` while a handler works for it.
+    pub(crate) fn silence(&self) -> Option<Silence> {
         match self.phase.get() {
             Phase::Handling { .. } => None,
-            Phase::Idle { .. } | Phase::Receiving { .. } => Some(self.progress.get()),
+            Phase::Waiting { .. } => Some(Silence::OfServer),
+            Phase::Idle { .. } | Phase::Receiving { .. } => {
+                Some(Silence::OfPeer { since: self.progress.get() })
+            }
+        }
+    }
+
+    /// A request waits because its source has guessed.
+    fn begin_wait(&self) {
+        if let Phase::Receiving { until } = self.phase.get() {
+            self.phase.set(Phase::Waiting { until });
+        }
+    }
+
+    fn end_wait(&self) {
+        if let Phase::Waiting { until } = self.phase.get() {
+            self.phase.set(Phase::Receiving { until });
         }
     }
 
@@ -112,7 +139,7 @@ impl Clock {
                 Phase::Receiving { until: Instant::now() + self.options.request_timeout }
             }
             Phase::Handling { .. } => Phase::Handling { ahead: true },
-            receiving @ Phase::Receiving { .. } => receiving,
+            receiving @ (Phase::Receiving { .. } | Phase::Waiting { .. }) => receiving,
         });
     }
 
@@ -149,7 +176,7 @@ impl Clock {
     fn deadline(&self) -> Option<(Instant, bool)> {
         match (self.stalled_until.get(), self.phase.get()) {
             (Some(until), _) | (None, Phase::Idle { until }) => Some((until, false)),
-            (None, Phase::Receiving { until }) => Some((until, true)),
+            (None, Phase::Receiving { until } | Phase::Waiting { until }) => Some((until, true)),
             (None, Phase::Handling { .. }) => None,
         }
     }
@@ -231,6 +258,9 @@ pub(crate) async fn serve_connection<S>(
         // hyper needs a future that can be moved.
         Box::pin(async move {
             clock.begin_order(&method, &target, peer.clone());
+            clock.begin_wait();
+            claim.wait().await;
+            clock.end_wait();
             let identified = |caller: &Caller| clock.identified(caller);
             let admitted = admit(request.map(Body::new), claim, peer.clone(), identified).await;
             clock.end_order();
@@ -403,15 +433,20 @@ mod tests {
         let clock = Clock::new(HttpOptions::default());
         let is_reported = |clock: &Clock| clock.deadline().map(|(_, is_reported)| is_reported);
         assert_eq!(is_reported(&clock), Some(false));
-        assert!(clock.quiet_since().is_some());
+        let is_of_peer = |silence| matches!(silence, Some(Silence::OfPeer { .. }));
+        assert!(is_of_peer(clock.silence()));
         clock.received();
         let first = clock.deadline();
+        clock.begin_wait();
+        assert_eq!((clock.silence(), clock.deadline()), (Some(Silence::OfServer), first));
+        clock.end_wait();
+        assert!(is_of_peer(clock.silence()));
         assert_eq!(is_reported(&clock), Some(true));
         std::thread::sleep(Duration::from_millis(2));
         clock.received();
         assert_eq!(clock.deadline(), first, "each byte does not extend the limit");
         clock.request_complete();
-        assert_eq!((clock.deadline(), clock.quiet_since()), (None, None));
+        assert_eq!((clock.deadline(), clock.silence()), (None, None));
         clock.stalled();
         assert_eq!(is_reported(&clock), Some(false));
         clock.sent();

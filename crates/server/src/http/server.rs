@@ -2,7 +2,8 @@
 //!
 //! Invariants: each listener has its own connection limits, so peers of one cannot exhaust another.
 //! At a limit, a new connection takes the place of the quietest one of the peer with the most, so
-//! that peers that are silent or slow do not keep others out. Dropping an [`HttpServer`] ends its
+//! that peers that are silent or slow do not keep others out. Requests that the server has wait are
+//! the last to go. Dropping an [`HttpServer`] ends its
 //! thread and every connection within [`STOP_TIMEOUT`]. A call that core 0 has begun continues to
 //! its end.
 
@@ -20,7 +21,7 @@ use std::time::Duration;
 use flagstone_runtime::net::{Address, Listener, PeerUser};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, spawn_detached};
-use flagstone_transport::RefusalLog;
+use flagstone_transport::{FailureKind, RefusalLog};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
@@ -30,9 +31,9 @@ use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::http::access::{AccessClaim, AccessRefusal, ListenerAccess};
+use crate::http::access::{AccessClaim, ListenerAccess};
 use crate::http::audit::{AuditedOrder, RefusedOrder, RefusedOrders};
-use crate::http::connection::{Clock, RefusedRequest, serve_connection};
+use crate::http::connection::{Clock, RefusedRequest, Silence, serve_connection};
 use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
     REQUEST_TIMEOUT, STOP_TIMEOUT,
@@ -292,22 +293,37 @@ async fn establish(
         ListenerAccess::Users(users) => users,
     };
     let source = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    // Before the handshake, so that an address that fails waits itself.
+    users.wait_for(source).await;
     users.pace_handshake().await;
     let handshake = TlsAcceptor::from(users.tls()).accept(stream);
-    let failed = |error: String| {
-        users.refuse(source, AccessRefusal::Handshake);
+    let failed = |kind, error: String| {
+        users.handshake_failed(source, kind);
         format!("TLS handshake: {error}")
     };
     match timeout(options.request_timeout, handshake).await {
-        Err(_) => Err(failed("not complete in time".to_owned())),
-        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(_) => Err(failed(FailureKind::Unfinished, "not complete in time".to_owned())),
+        Ok(Err(error)) => Err(failed(failure_kind(&error), error.to_string())),
         Ok(Ok(stream)) => {
+            users.handshake_succeeded(source);
             let (_, session) = stream.get_ref();
             let chain = session.peer_certificates().unwrap_or_default().iter();
             let chain = chain.cloned().map(CertificateDer::into_owned).collect();
             let claim = AccessClaim::Tls { users: users.clone(), source, chain };
             Ok((Box::new(stream), claim))
         }
+    }
+}
+
+/// A handshake fails as a guess for a wrong certificate or signature. One that is cut, or that is no
+/// TLS, has tried none.
+fn failure_kind(error: &io::Error) -> FailureKind {
+    let of_tls = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
+    match of_tls {
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::PeerMisbehaved(_)) => {
+            FailureKind::Guess
+        }
+        Some(_) | None => FailureKind::Unfinished,
     }
 }
 
@@ -344,7 +360,7 @@ enum Room {
 
 impl OpenConnections {
     fn room(&self, address: Option<IpAddr>, options: HttpOptions) -> Room {
-        let open = self.0.iter().map(|(id, place)| (*id, place.address, place.clock.quiet_since()));
+        let open = self.0.iter().map(|(id, place)| (*id, place.address, place.clock.silence()));
         room(&open.collect::<Vec<_>>(), address, options)
     }
 
@@ -356,10 +372,10 @@ impl OpenConnections {
     }
 }
 
-/// Room for a connection of `address` among open ones: number, address, and since when quiet,
-/// `None` while a handler works for it.
+/// Room for a connection of `address` among open ones: number, address, and silence, `None` while a
+/// handler works for it.
 fn room(
-    open: &[(u64, Option<IpAddr>, Option<Instant>)],
+    open: &[(u64, Option<IpAddr>, Option<Silence>)],
     address: Option<IpAddr>,
     options: HttpOptions,
 ) -> Room {
@@ -369,8 +385,12 @@ fn room(
         return Room::Free;
     }
     let candidates = open.iter().filter(|(_, peer, _)| !is_full || *peer == address);
-    let quiet = candidates.filter_map(|(id, peer, since)| Some((*id, count(*peer), (*since)?)));
-    let quietest = quiet.max_by_key(|(_, count, since)| (*count, Reverse(*since)));
+    let quiet = candidates.filter_map(|(id, peer, silence)| Some((*id, count(*peer), (*silence)?)));
+    let since = |silence| match silence {
+        Silence::OfPeer { since } => Some(Reverse(since)),
+        Silence::OfServer => None,
+    };
+    let quietest = quiet.max_by_key(|(_, count, silence)| (*count, since(*silence)));
     quietest.map_or(Room::None, |(id, _, _)| Room::Replace(id))
 }
 
@@ -393,7 +413,10 @@ mod tests {
     fn quietest_of_the_largest_peer_makes_room() {
         let address = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
         let now = Instant::now();
-        let ago = |seconds| Some(now.checked_sub(Duration::from_secs(seconds)).unwrap());
+        let ago = |seconds| {
+            let since = now.checked_sub(Duration::from_secs(seconds)).unwrap();
+            Some(Silence::OfPeer { since })
+        };
         let options =
             HttpOptions { max_connections: 4, max_peer_connections: 3, ..Default::default() };
         let mut open =
@@ -412,5 +435,25 @@ mod tests {
         let local: Vec<_> = (0..4).map(|id| (id, None, ago(id))).collect();
         assert_eq!(room(&local[..3], None, options), Room::Free);
         assert_eq!(room(&local, None, options), Room::Replace(3));
+        // A request that waits for a guess behind its address goes last, though it is oldest.
+        let mut same = vec![(0, address(1), Some(Silence::OfServer)), (1, address(1), ago(0))];
+        same.push((2, address(1), Some(Silence::OfServer)));
+        assert_eq!(room(&same, address(1), options), Room::Replace(1));
+    }
+
+    /// Aborted handshakes had requests of others behind the same address wait for 4 s.
+    #[test]
+    fn handshakes_that_are_cut_are_no_guesses() {
+        let tls = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let wrong = rustls::CertificateError::UnknownIssuer;
+        let guess = tls(rustls::Error::InvalidCertificate(wrong));
+        assert_eq!(failure_kind(&guess), FailureKind::Guess);
+        for error in [
+            io::ErrorKind::UnexpectedEof.into(),
+            io::ErrorKind::ConnectionReset.into(),
+            tls(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)),
+        ] {
+            assert_eq!(failure_kind(&error), FailureKind::Unfinished, "{error}");
+        }
     }
 }
