@@ -41,11 +41,13 @@ pub enum FailureReason {
     OtherIdentity,
     /// The key that the host has proven was withdrawn meanwhile.
     Withdrawn,
+    /// A host with another NQN has the host identifier.
+    HostIdentifier,
 }
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NoKey,
         Self::NoOwnKey,
         Self::Refused(Explanation::Failed),
@@ -62,6 +64,7 @@ impl FailureReason {
         Self::PskEnded,
         Self::OtherIdentity,
         Self::Withdrawn,
+        Self::HostIdentifier,
     ];
 
     /// Name, for metrics.
@@ -83,6 +86,7 @@ impl FailureReason {
             Self::PskEnded => "psk-ended",
             Self::OtherIdentity => "other-identity",
             Self::Withdrawn => "withdrawn-key",
+            Self::HostIdentifier => "host-identifier",
         }
     }
 }
@@ -108,6 +112,10 @@ impl std::fmt::Display for FailureReason {
                 f.write_str("the host has proven another name by TLS than it gives")
             }
             Self::Withdrawn => f.write_str("the key that the host has proven was withdrawn"),
+            Self::HostIdentifier => f.write_str(
+                "a host with another NQN has this host identifier: give each host its own \
+                 (/etc/nvme/hostid)",
+            ),
         }
     }
 }

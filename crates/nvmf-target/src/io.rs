@@ -184,7 +184,8 @@ impl Connection {
             | IoOpcode::RESERVATION_REPORT => return Ok(()),
             _ => DataUse::Writes,
         };
-        let host = self.with_controller(|controller, _| controller.host.id).unwrap_or_default();
+        let host = self.with_controller(|controller, _| controller.host);
+        let host = host.ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
         namespace.check_reservation(&host, data)
     }
 
@@ -385,7 +386,7 @@ impl Connection {
         payload: usize,
     ) -> Result<(), Status> {
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-        let of = |controller: &Arc<Controller>| (controller.subsystem.clone(), controller.host.id);
+        let of = |controller: &Arc<Controller>| (controller.subsystem.clone(), controller.host);
         let host = self.with_controller(|controller, _| of(controller));
         let (subsystem, host) = host.ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
         let connection = self.clone();

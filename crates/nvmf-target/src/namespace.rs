@@ -34,7 +34,8 @@ use flagstone_nvme::identify::NamespaceInstance;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvme::status::Status;
 
-use super::reservation::{DataUse, HostId, NamespaceReservations, Restriction};
+use super::controller::HostIdentity;
+use super::reservation::{DataUse, NamespaceReservations, Restriction};
 use super::vendor::{VendorHandler, VendorSession};
 use crate::limits::NAMESPACE_LEAF;
 
@@ -137,7 +138,11 @@ impl Namespace {
     /// # Errors
     /// Reservation Conflict.
     #[inline]
-    pub(crate) fn check_reservation(&self, host: &HostId, data: DataUse) -> Result<(), Status> {
+    pub(crate) fn check_reservation(
+        &self,
+        host: &HostIdentity,
+        data: DataUse,
+    ) -> Result<(), Status> {
         self.restriction.as_ref().map_or(Ok(()), |restriction| restriction.check(host, data))
     }
 

@@ -10,7 +10,7 @@ use flagstone_auth::KeyUse;
 use flagstone_runtime::net::Stream;
 use parking_lot::Mutex;
 
-use crate::reservation::HostId;
+use crate::controller::HostIdentity;
 
 /// Closes a connection from any thread, so that its task sees the end of the stream.
 pub(crate) trait Hangup: Send + Sync {
@@ -35,7 +35,7 @@ pub(crate) struct ControllerQueue {
     /// I/O counters for the SMART log.
     pub(crate) counters: IoCounters,
     /// Host of the queue.
-    pub(crate) host: HostId,
+    pub(crate) host: HostIdentity,
     open: AtomicBool,
     /// The server stops, and all commands have been answered.
     answered: AtomicBool,
@@ -66,7 +66,7 @@ impl ControllerQueue {
         qid: u16,
         entries: u16,
         flow_control: bool,
-        host: HostId,
+        host: HostIdentity,
         connection: Box<dyn Hangup>,
     ) -> ControllerQueue {
         ControllerQueue {

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::controller::{Controller, HostIdentity};
 use super::namespace::{Namespace, NamespaceAccess, NamespaceConfig, NamespaceTable};
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
-use super::reservation::{HostId, NamespaceReservations, ReservationTurn, Restriction};
+use super::reservation::{NamespaceReservations, ReservationTurn, Restriction};
 use super::{Listener, TargetError};
 use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS, DRAIN_PERIOD, LISTENERS};
 
@@ -439,7 +439,7 @@ impl ServedSubsystem {
     }
 
     /// I/O queues of other hosts than `host`, including closed ones.
-    pub(super) fn queues_of_others(&self, host: &HostId) -> Vec<Arc<ControllerQueue>> {
+    pub(super) fn queues_of_others(&self, host: &HostIdentity) -> Vec<Arc<ControllerQueue>> {
         let queues = self.queues.lock();
         queues.iter().filter_map(Weak::upgrade).filter(|queue| queue.host != *host).collect()
     }

@@ -267,6 +267,31 @@ fn reservations_are_announced_where_enabled() {
     }
 }
 
+/// A fenced host attached again with the identifier of the host that had fenced it.
+#[test]
+fn claimed_identifier_of_a_registrant_is_refused() {
+    on_each_driver(async || {
+        let server = server_of(None, None);
+        let claim = Options { host_id: [1; 16], ..options(2) };
+        // Before the registration, it is not known whose identifier it is.
+        let mut early = Host::attach(&server, &claim).await;
+        let mut one = Host::attach(&server, &options(1)).await;
+        register(&mut one.io, 10).await;
+        acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await.unwrap();
+        let data = pattern(1, BLOCK);
+        assert_eq!(early.io.write(1, 8, BLOCK as u64, &data).await, CONFLICT);
+        assert_eq!(acquire(&mut early.io, WRITE_EXCLUSIVE, [10, 0]).await, CONFLICT);
+        one.io.write(1, 8, BLOCK as u64, &data).await.unwrap();
+        drop(early);
+        let mut late = Client::initialized(&server, &claim).await;
+        let refused = late.connect(&claim, 0, 0xffff).await.status();
+        assert_eq!(refused.code(), Status::CONNECT_INVALID_PARAMETERS);
+        reserve(&mut one.io, IoOpcode::RESERVATION_REGISTER, UNREGISTER, [10, 0]).await.unwrap();
+        drop((one, late, Host::attach(&server, &claim).await));
+        server.is_sound().await;
+    });
+}
+
 /// Orders on a volume remove its namespace and add it again, perhaps in another subsystem.
 #[test]
 fn reservation_survives_removal_of_its_namespace() {

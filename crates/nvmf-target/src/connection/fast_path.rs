@@ -135,7 +135,7 @@ impl Connection {
             Some(_) => FastNamespace::Own(session.own_namespace(shared)?),
         };
         let data = if writes { DataUse::Writes } else { DataUse::Reads };
-        let host = &session.connected.controller.host.id;
+        let host = &session.connected.controller.host;
         if writes && namespace.read_only || namespace.check_reservation(host, data).is_err() {
             return None;
         }

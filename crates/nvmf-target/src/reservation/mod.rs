@@ -40,6 +40,7 @@ use super::subsystem::ServedSubsystem;
 use super::{Target, TargetError};
 use crate::admin::reply_data;
 use crate::config::TargetConfig;
+use crate::controller::HostIdentity;
 pub(crate) use notify::NotificationLog;
 use record::{decode, encode};
 pub(crate) use state::{DataUse, HostId, Restriction};
@@ -164,12 +165,17 @@ impl NamespaceReservations {
     }
 
     /// The change that `command` of `host` makes.
-    fn plan(&self, host: HostId, command: &Sqe, data: &[u8]) -> Result<ReservationChange, Status> {
+    fn plan(
+        &self,
+        host: HostIdentity,
+        command: &Sqe,
+        data: &[u8],
+    ) -> Result<ReservationChange, Status> {
         let state = self.state.lock();
         match IoOpcode(command.opcode) {
             IoOpcode::RESERVATION_REGISTER => {
                 let register = Register::parse(command, data)?;
-                if host == HostId::default() {
+                if host.id == HostId::default() {
                     return Err(Status::HOST_ID_NOT_INITIALIZED.dnr());
                 }
                 state.register(host, register, self.can_persist())
@@ -200,6 +206,11 @@ impl NamespaceReservations {
         Ok(())
     }
 
+    /// True if a host with another NQN has registered the identifier of `host`.
+    pub(crate) fn is_claim(&self, host: &HostIdentity) -> bool {
+        self.state.lock().is_claim(host)
+    }
+
     /// Data of Reservation Report `command`.
     pub(crate) fn report(&self, command: &Sqe, config: &TargetConfig) -> Result<BufMut, Status> {
         let report = ReservationReport::parse(command)?;
@@ -220,11 +231,11 @@ impl NamespaceReservations {
             at += room;
         };
         push(header.bytes());
-        for (host, key) in &state.registrants {
+        for (host, registration) in &state.registrants {
             let registrant = ReportRegistrant {
                 controller: U16::new(DYNAMIC_CONTROLLER),
                 status: u8::from(state.reservation.is_some_and(|held| held.is_held_by(host))),
-                key: U64::new(*key),
+                key: U64::new(registration.key),
                 host_id: *host,
                 ..ReportRegistrant::default()
             };
@@ -257,7 +268,7 @@ impl ServedSubsystem {
     pub(crate) async fn change_reservations(
         &self,
         nsid: u32,
-        host: HostId,
+        host: HostIdentity,
         command: &Sqe,
         data: &[u8],
     ) -> Result<(), Status> {
@@ -289,7 +300,7 @@ impl ServedSubsystem {
 
     /// Waits for the commands in flight of all hosts but `host`, which no longer count if they are
     /// admitted from now on.
-    async fn earlier_commands_ended(&self, host: &HostId) {
+    async fn earlier_commands_ended(&self, host: &HostIdentity) {
         // Commands that cores are executing now may use the previous table. They are admitted in
         // the same turn, so afterwards all of them are counted in the phase that ends.
         grace_period(&cores()).await;

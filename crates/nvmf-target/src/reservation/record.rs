@@ -1,28 +1,35 @@
-//! Durable form of the reservations of one namespace: 64 bytes of header, 24 for each registrant,
+//! Durable form of the reservations of one namespace: 64 bytes of header, 248 for each registrant,
 //! and a CRC32C of all of it.
 //!
 //! | at | bytes | field |
 //! | --- | --- | --- |
-//! | 0 | 8 | `FSRESV1\n` |
+//! | 0 | 8 | `FSRESV2\n` |
 //! | 8 | 4 | generation |
 //! | 12 | 2 | registrants |
 //! | 14 | 1 | type of the reservation, 0 without one |
 //! | 16 | 16 | host identifier of the holder, unless every registrant is one |
-//! | 64 | 24 each | registrants: host identifier (16), key (8) |
+//! | 64 | 248 each | registrants: host identifier (16), key (8), host NQN (224, zeros at the end) |
+//!
+//! Version 1, `FSRESV1\n`, has no NQNs. It is read, and replaced at the next change.
 //!
 //! A record that does not match its checksum, or breaks an invariant of [`Reservations`], is
 //! refused: the namespace would otherwise admit hosts that were fenced.
 
+use flagstone_nvme::Nqn;
 use flagstone_nvme::command::reservation::{ReservationScope, ReservationType};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::wire::{U16, U32, U64, Wire};
 
-use super::state::{HostId, Reservation, Reservations};
+use super::state::{HostId, Registration, Reservation, Reservations};
 use crate::limits::RESERVATION_REGISTRANTS;
 
-const MAGIC: &[u8; 8] = b"FSRESV1\n";
+const MAGIC: &[u8; 8] = b"FSRESV2\n";
+/// Without NQNs.
+const MAGIC_1: &[u8; 8] = b"FSRESV1\n";
 const HEADER_BYTES: usize = 64;
-const REGISTRANT_BYTES: usize = 24;
+/// A registrant without NQN: the whole one in version 1.
+const NAMELESS_BYTES: usize = 24;
+const REGISTRANT_BYTES: usize = NAMELESS_BYTES + 224;
 const CHECKSUM_BYTES: usize = 4;
 
 /// Longest record, in bytes.
@@ -46,9 +53,12 @@ pub(crate) fn encode(state: &Reservations) -> Option<Vec<u8>> {
     record.extend([kind, 0]);
     record.extend(holder);
     record.resize(HEADER_BYTES, 0);
-    for (host, key) in &state.registrants {
+    for (host, registration) in &state.registrants {
+        let end = record.len() + REGISTRANT_BYTES;
         record.extend(host);
-        record.extend(key.to_le_bytes());
+        record.extend(registration.key.to_le_bytes());
+        record.extend(registration.nqn.iter().flat_map(|nqn| nqn.as_str().bytes()));
+        record.resize(end, 0);
     }
     record.extend(crc32c(&record).to_le_bytes());
     Some(record)
@@ -68,9 +78,11 @@ pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
         return Err(damaged);
     }
     let (header, registrants) = content.split_at(HEADER_BYTES);
-    if header[..8] != *MAGIC {
-        return Err("the record is of another version");
-    }
+    let registrant_bytes = match &header[..8] {
+        magic if magic == MAGIC => REGISTRANT_BYTES,
+        magic if magic == MAGIC_1 => NAMELESS_BYTES,
+        _ => return Err("the record is of another version"),
+    };
     let field = |at: usize| &header[at..];
     let generation = U32::view(field(8)).ok_or(damaged)?.get();
     let count = usize::from(U16::view(field(12)).ok_or(damaged)?.get());
@@ -83,16 +95,24 @@ pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
         }
         (_, Some(kind)) => Some(Reservation::Held { kind, by: holder }),
     };
-    if registrants.len() != count * REGISTRANT_BYTES {
+    if registrants.len() != count * registrant_bytes {
         return Err(damaged);
     }
-    let registrant = |bytes: &[u8]| {
-        let key = U64::view(&bytes[size_of::<HostId>()..])?.get();
-        Some((*HostId::view(bytes)?, key))
-    };
     let registrants: Option<std::collections::BTreeMap<_, _>> =
-        registrants.chunks_exact(REGISTRANT_BYTES).map(registrant).collect();
+        registrants.chunks_exact(registrant_bytes).map(registrant).collect();
     let registrants = registrants.filter(|all| all.len() == count).ok_or(damaged)?;
     let state = Reservations { registrants, reservation, persists: true, generation };
     if state.is_consistent() { Ok(state) } else { Err(damaged) }
+}
+
+/// A registrant; `None` if its NQN is none.
+fn registrant(bytes: &[u8]) -> Option<(HostId, Registration)> {
+    let (host, rest) = bytes.split_at(size_of::<HostId>());
+    let (key, name) = rest.split_at(size_of::<u64>());
+    let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
+    let nqn = match name {
+        "" => None,
+        name => Some(Nqn::new(name).ok()?),
+    };
+    Some((*HostId::view(host)?, Registration { key: U64::view(key)?.get(), nqn }))
 }

@@ -4,13 +4,16 @@
 //! Invariants, checked after each transition:
 //! - the holder of a reservation is a registrant;
 //! - an all-registrants reservation has at least one registrant, and no single holder;
-//! - there are at most [`RESERVATION_REGISTRANTS`] registrants.
+//! - there are at most [`RESERVATION_REGISTRANTS`] registrants;
+//! - a registration is used only by hosts with the NQN of the host that made it. A host proves its
+//!   NQN, where it has a key, but chooses its identifier.
 //!
 //! A host is its host identifier: registrations survive reconnects, and all controllers of a host
-//! share them.
+//! share them. Linux allows one identifier for each NQN, and one NQN for each identifier.
 
 use std::collections::BTreeMap;
 
+use flagstone_nvme::Nqn;
 use flagstone_nvme::command::reservation::{
     Acquire, AcquireAction, ExcludedAccess, Register, RegisterAction, Release, ReleaseAction,
     ReservationScope, ReservationType,
@@ -18,6 +21,7 @@ use flagstone_nvme::command::reservation::{
 use flagstone_nvme::log::reservation::NotificationType;
 use flagstone_nvme::status::Status;
 
+use crate::controller::HostIdentity;
 use crate::limits::RESERVATION_REGISTRANTS;
 
 /// Host identifier, as given by Connect.
@@ -59,11 +63,26 @@ impl Reservation {
     }
 }
 
+/// Registration of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    pub(crate) key: u64,
+    /// Who made it. `None` if it was stored by a version that did not record this: every host with
+    /// the identifier uses it until one registers again.
+    pub(crate) nqn: Option<Nqn>,
+}
+
+impl Registration {
+    /// True unless a host with this name has only claimed the identifier.
+    pub(crate) fn is_of(&self, nqn: &Nqn) -> bool {
+        self.nqn.is_none_or(|own| own == *nqn)
+    }
+}
+
 /// Registrants and reservation of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reservations {
-    /// Registered keys.
-    pub(super) registrants: BTreeMap<HostId, u64>,
+    pub(super) registrants: BTreeMap<HostId, Registration>,
     pub(super) reservation: Option<Reservation>,
     /// PTPL: all of this survives a restart.
     pub(super) persists: bool,
@@ -87,34 +106,37 @@ impl Reservations {
     /// `can_persist`); Internal Error at the limit of registrants.
     pub(crate) fn register(
         &self,
-        host: HostId,
+        host: HostIdentity,
         command: Register,
         can_persist: bool,
     ) -> Result<ReservationChange, Status> {
         if command.persist == Some(true) && !can_persist {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        let known = self.registrants.get(&host).copied();
+        let known = self.registrants.get(&host.id);
+        if known.is_some_and(|known| !known.is_of(&host.nqn)) {
+            return Err(CONFLICT);
+        }
         let matches = |current: Option<u64>| match known {
-            Some(key) => current.is_none_or(|current| current == key),
+            Some(known) => current.is_none_or(|current| current == known.key),
             None => false,
         };
+        let with = |key| Registration { key, nqn: Some(host.nqn) };
         let mut change = self.begin();
         let next = &mut change.next;
         match command.action {
             RegisterAction::Register { key } => match known {
-                Some(same) if same == key => {}
-                Some(_) => return Err(CONFLICT),
+                Some(same) if same.key != key => return Err(CONFLICT),
                 None if next.registrants.len() >= RESERVATION_REGISTRANTS => {
                     return Err(Status::INTERNAL_ERROR.dnr());
                 }
-                None => drop(next.registrants.insert(host, key)),
+                Some(_) | None => drop(next.registrants.insert(host.id, with(key))),
             },
             RegisterAction::Unregister { current } if matches(current) => {
-                change.unregister(host);
+                change.unregister(host.id);
             }
             RegisterAction::Replace { current, key } if matches(current) => {
-                next.registrants.insert(host, key);
+                next.registrants.insert(host.id, with(key));
             }
             RegisterAction::Unregister { .. } | RegisterAction::Replace { .. } => {
                 return Err(CONFLICT);
@@ -131,10 +153,11 @@ impl Reservations {
     /// Reservation Conflict; Invalid Field for a key of 0 that preempts nothing.
     pub(crate) fn acquire(
         &self,
-        host: HostId,
+        host: HostIdentity,
         command: Acquire,
     ) -> Result<ReservationChange, Status> {
         self.check_registered(&host, command.current)?;
+        let host = host.id;
         let mut change = self.begin();
         match (command.action, self.reservation) {
             (AcquireAction::Acquire, None) => {
@@ -159,10 +182,11 @@ impl Reservations {
     /// Reservation Conflict; Invalid Field if the reservation has another type.
     pub(crate) fn release(
         &self,
-        host: HostId,
+        host: HostIdentity,
         command: Release,
     ) -> Result<ReservationChange, Status> {
         self.check_registered(&host, command.current)?;
+        let host = host.id;
         let mut change = self.begin();
         match (command.action, self.reservation) {
             (ReleaseAction::Clear, _) => {
@@ -183,8 +207,17 @@ impl Reservations {
         Ok(change.checked())
     }
 
-    fn check_registered(&self, host: &HostId, key: u64) -> Result<(), Status> {
-        if self.registrants.get(host) == Some(&key) { Ok(()) } else { Err(CONFLICT) }
+    fn check_registered(&self, host: &HostIdentity, key: u64) -> Result<(), Status> {
+        let known = self.registrants.get(&host.id);
+        match known.is_some_and(|known| known.key == key && known.is_of(&host.nqn)) {
+            true => Ok(()),
+            false => Err(CONFLICT),
+        }
+    }
+
+    /// True if the identifier of `host` is registered by a host with another NQN.
+    pub(crate) fn is_claim(&self, host: &HostIdentity) -> bool {
+        self.registrants.get(&host.id).is_some_and(|known| !known.is_of(&host.nqn))
     }
 
     fn begin(&self) -> ReservationChange {
@@ -218,15 +251,17 @@ impl ReservationChange {
         let takes = match reservation {
             None => false,
             Some(Reservation::Shared { .. }) => key == 0,
-            Some(Reservation::Held { by, .. }) => self.next.registrants.get(&by) == Some(&key),
+            Some(Reservation::Held { by, .. }) => {
+                self.next.registrants.get(&by).is_some_and(|holder| holder.key == key)
+            }
         };
         // A key of 0 addresses all other registrants of a shared reservation.
         let all_others = takes && matches!(reservation, Some(Reservation::Shared { .. }));
         if key == 0 && reservation.is_some() && !takes {
             return Err(Status::INVALID_FIELD.dnr());
         }
-        let preempted = |(other, registered): (&HostId, &u64)| {
-            let chosen = all_others || *registered == key;
+        let preempted = |(other, registered): (&HostId, &Registration)| {
+            let chosen = all_others || registered.key == key;
             (chosen && !(takes && *other == host)).then_some(*other)
         };
         let removed: Vec<HostId> = self.next.registrants.iter().filter_map(preempted).collect();
@@ -295,20 +330,21 @@ pub(crate) enum DataUse {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Restriction {
     exclusion: ExcludedAccess,
-    /// Hosts without restriction, ascending.
-    admitted: Box<[HostId]>,
+    /// Hosts without restriction, by ascending identifier.
+    admitted: Box<[(HostId, Registration)]>,
 }
 
 impl Restriction {
     /// The restriction of `state`; `None` without a reservation.
     pub(crate) fn of(state: &Reservations) -> Option<Restriction> {
         let reservation = state.reservation?;
-        let admitted: Box<[HostId]> = match reservation {
-            Reservation::Held { kind, by } if kind.scope == ReservationScope::Holder => {
-                Box::new([by])
-            }
-            _ => state.registrants.keys().copied().collect(),
+        let only = match reservation {
+            Reservation::Held { kind, by } if kind.scope == ReservationScope::Holder => Some(by),
+            _ => None,
         };
+        let registrants = state.registrants.iter();
+        let admitted = registrants.filter(|(host, _)| only.is_none_or(|only| only == **host));
+        let admitted = admitted.map(|(host, registration)| (*host, *registration)).collect();
         Some(Restriction { exclusion: reservation.kind().exclusion, admitted })
     }
 
@@ -317,12 +353,18 @@ impl Restriction {
     /// # Errors
     /// Reservation Conflict.
     #[inline]
-    pub(crate) fn check(&self, host: &HostId, data: DataUse) -> Result<(), Status> {
+    pub(crate) fn check(&self, host: &HostIdentity, data: DataUse) -> Result<(), Status> {
         let excluded = self.exclusion == ExcludedAccess::All || data == DataUse::Writes;
-        if !excluded || self.admitted.binary_search(host).is_ok() {
+        if !excluded || self.registration(&host.id).is_some_and(|one| one.is_of(&host.nqn)) {
             return Ok(());
         }
         Err(CONFLICT)
+    }
+
+    #[inline]
+    fn registration(&self, host: &HostId) -> Option<&Registration> {
+        let at = self.admitted.binary_search_by_key(&host, |(host, _)| host).ok()?;
+        Some(&self.admitted[at].1)
     }
 
     /// True if `new` refuses no command that `old` admits.
@@ -332,7 +374,9 @@ impl Restriction {
             (None, Some(_)) => false,
             (Some(old), Some(new)) => {
                 (old.exclusion == new.exclusion || new.exclusion == ExcludedAccess::Writes)
-                    && old.admitted.iter().all(|host| new.admitted.binary_search(host).is_ok())
+                    && old.admitted.iter().all(|(host, registration)| {
+                        new.registration(host).is_some_and(|one| one.nqn == registration.nqn)
+                    })
             }
         }
     }

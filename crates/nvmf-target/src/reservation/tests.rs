@@ -1,14 +1,19 @@
 //! Transitions of reservations, row by row and from random commands.
 
+use flagstone_nvme::Nqn;
 use flagstone_nvme::command::reservation::{
     Acquire, AcquireAction, Register, RegisterAction, Release, ReleaseAction, ReservationType,
 };
+use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::log::reservation::NotificationType;
 use flagstone_nvme::status::Status;
 use proptest::prelude::*;
 
 use super::record::{decode, encode};
-use super::state::{DataUse, HostId, Reservation, ReservationChange, Reservations, Restriction};
+use super::state::{
+    DataUse, HostId, Registration, Reservation, ReservationChange, Reservations, Restriction,
+};
+use crate::controller::HostIdentity;
 use crate::limits::RESERVATION_REGISTRANTS;
 
 const CONFLICT: Status = Status::RESERVATION_CONFLICT.dnr();
@@ -19,8 +24,12 @@ const ACCESS_REGISTRANTS: ReservationType = ReservationType::ALL[3];
 const WRITE_ALL: ReservationType = ReservationType::ALL[4];
 const ACCESS_ALL: ReservationType = ReservationType::ALL[5];
 
-fn host(number: u8) -> HostId {
+fn id(number: u8) -> HostId {
     [number; 16]
+}
+
+fn host(number: u8) -> HostIdentity {
+    HostIdentity { nqn: Nqn::from_uuid([number; 16]), id: id(number) }
 }
 
 fn register(state: &Reservations, number: u8, key: u64) -> Result<Reservations, Status> {
@@ -88,11 +97,58 @@ fn registration_key_must_match() {
     assert_eq!(change(RegisterAction::Unregister { current: wrong }).unwrap_err(), CONFLICT);
     assert_eq!(change(RegisterAction::Replace { current: wrong, key: 5 }).unwrap_err(), CONFLICT);
     let replaced = change(RegisterAction::Replace { current: Some(10), key: 5 }).unwrap().next;
-    assert_eq!(replaced.registrants[&host(1)], 5);
+    assert_eq!(replaced.registrants[&id(1)].key, 5);
     assert_eq!(replaced.generation, state.generation + 1);
     let unknown_host =
         Register { action: RegisterAction::Replace { current: None, key: 1 }, persist: None };
     assert_eq!(state.register(host(4), unknown_host, false).unwrap_err(), CONFLICT);
+}
+
+/// A fenced host wrote again by claiming the identifier of the host that had fenced it.
+#[test]
+fn identifier_of_another_host_gives_no_access() {
+    let held = acquire(&registered(), 1, WRITE_REGISTRANTS, 10).unwrap().next;
+    let claim = HostIdentity { nqn: host(4).nqn, id: id(1) };
+    let restriction = Restriction::of(&held).unwrap();
+    assert_eq!(restriction.check(&claim, DataUse::Writes), Err(CONFLICT));
+    assert_eq!(restriction.check(&host(1), DataUse::Writes), Ok(()));
+    assert!(held.is_claim(&claim) && !held.is_claim(&host(1)) && !held.is_claim(&host(4)));
+    for action in [
+        RegisterAction::Register { key: 10 },
+        RegisterAction::Unregister { current: None },
+        RegisterAction::Replace { current: Some(10), key: 11 },
+    ] {
+        let refused = held.register(claim, Register { action, persist: None }, true);
+        assert_eq!(refused.unwrap_err(), CONFLICT, "{action:?}");
+    }
+    let action = AcquireAction::Preempt { key: 10 };
+    let preempts = Acquire { action, kind: EXCLUSIVE_ACCESS, current: 10 };
+    assert_eq!(held.acquire(claim, preempts).unwrap_err(), CONFLICT);
+    let clears = Release { action: ReleaseAction::Clear, current: 10 };
+    assert_eq!(held.release(claim, clears).unwrap_err(), CONFLICT);
+}
+
+/// Version 1 has no NQNs: 24 bytes for each registrant.
+#[test]
+fn record_of_version_1_is_read() {
+    let mut record = b"FSRESV1\n".to_vec();
+    record.extend([5, 0, 0, 0, 1, 0, 1, 0]);
+    record.extend(id(1));
+    record.resize(64, 0);
+    record.extend(id(1));
+    record.extend(10u64.to_le_bytes());
+    record.extend(crc32c(&record).to_le_bytes());
+    let state = decode(&record).unwrap();
+    assert_eq!(state.registrants[&id(1)], Registration { key: 10, nqn: None });
+    let other = HostIdentity { nqn: host(4).nqn, id: id(1) };
+    let may = |state: &Reservations, host| {
+        Restriction::of(state).unwrap().check(&host, DataUse::Writes).is_ok()
+    };
+    assert!(may(&state, host(1)) && may(&state, other));
+    // The host that registers again has the registration for itself.
+    let again = register(&state, 1, 10).unwrap();
+    assert!(may(&again, host(1)) && !may(&again, other));
+    assert_eq!(decode(&encode(&again).unwrap()), Ok(again));
 }
 
 #[test]
@@ -148,11 +204,11 @@ fn acquire_needs_registration_and_free_reservation() {
 fn preempt_takes_reservation_of_its_key() {
     let held = acquire(&registered(), 2, WRITE_REGISTRANTS, 20).unwrap().next;
     let taken = preempt(&held, 1, EXCLUSIVE_ACCESS, 10, 20).unwrap();
-    let by = Reservation::Held { kind: EXCLUSIVE_ACCESS, by: host(1) };
+    let by = Reservation::Held { kind: EXCLUSIVE_ACCESS, by: id(1) };
     assert_eq!(taken.next.reservation, Some(by));
-    assert_eq!(taken.next.registrants.keys().collect::<Vec<_>>(), [&host(1)]);
+    assert_eq!(taken.next.registrants.keys().collect::<Vec<_>>(), [&id(1)]);
     let preempted = NotificationType::REGISTRATION_PREEMPTED;
-    assert_eq!(taken.notices, [(host(2), preempted), (host(3), preempted)]);
+    assert_eq!(taken.notices, [(id(2), preempted), (id(3), preempted)]);
 }
 
 #[test]
@@ -170,8 +226,8 @@ fn preempt_of_other_key_keeps_the_reservation() {
 fn preempt_of_shared_reservation_with_key_0() {
     let held = acquire(&registered(), 2, ACCESS_ALL, 20).unwrap().next;
     let change = preempt(&held, 3, WRITE_EXCLUSIVE, 20, 0).unwrap().next;
-    assert_eq!(change.registrants.keys().collect::<Vec<_>>(), [&host(3)]);
-    let by = Reservation::Held { kind: WRITE_EXCLUSIVE, by: host(3) };
+    assert_eq!(change.registrants.keys().collect::<Vec<_>>(), [&id(3)]);
+    let by = Reservation::Held { kind: WRITE_EXCLUSIVE, by: id(3) };
     assert_eq!(change.reservation, Some(by));
 }
 
@@ -181,7 +237,7 @@ fn holder_may_change_type_by_preempting_itself() {
     let change = preempt(&held, 1, EXCLUSIVE_ACCESS, 10, 10).unwrap();
     assert_eq!(change.next.registrants, held.registrants);
     let released = NotificationType::RESERVATION_RELEASED;
-    assert_eq!(change.notices, [(host(2), released), (host(3), released)]);
+    assert_eq!(change.notices, [(id(2), released), (id(3), released)]);
 }
 
 #[test]
@@ -206,7 +262,7 @@ fn clear_removes_everything() {
     let cleared = held.release(host(2), clear).unwrap();
     assert!(cleared.next.registrants.is_empty() && cleared.next.reservation.is_none());
     let preempted = NotificationType::RESERVATION_PREEMPTED;
-    assert_eq!(cleared.notices, [(host(1), preempted), (host(3), preempted)]);
+    assert_eq!(cleared.notices, [(id(1), preempted), (id(3), preempted)]);
 }
 
 #[test]
@@ -266,7 +322,7 @@ proptest! {
                 _ => state.release(from, Release { action: ReleaseAction::Clear, current }),
             };
             let Ok(change) = result else { continue };
-            prop_assert!(change.notices.iter().all(|(to, _)| *to != from));
+            prop_assert!(change.notices.iter().all(|(to, _)| *to != from.id));
             let (old, new) = (Restriction::of(&state), Restriction::of(&change.next));
             if Restriction::is_widened(old.as_ref(), new.as_ref()) {
                 for other in (1..7).map(host) {

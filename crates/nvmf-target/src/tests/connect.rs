@@ -91,7 +91,7 @@ fn queue_of_a_psk_that_has_ended_is_not_attached() {
         let identity = psk.identity.clone();
         let attach = |qid| {
             let line = Box::new(HangupCounter::default());
-            let queue = Arc::new(ControllerQueue::new(qid, 32, true, HOST_ID, line));
+            let queue = Arc::new(ControllerQueue::new(qid, 32, true, host.controller().host, line));
             host.controller().attach(queue, ChannelProof::GeneratedPsk(&identity))
         };
         let generated = &target.tls.generated;
@@ -115,7 +115,7 @@ fn withdrawn_tls_key_ends_its_controller() {
         let (_, key) = ring.uses().remove(0);
         let attach = |qid| {
             let line = Box::new(HangupCounter::default());
-            let queue = Arc::new(ControllerQueue::new(qid, 32, true, HOST_ID, line));
+            let queue = Arc::new(ControllerQueue::new(qid, 32, true, host.controller().host, line));
             host.controller().attach(queue, ChannelProof::ConfiguredKey(&key))
         };
         assert_eq!(attach(1), Ok(()));
