@@ -319,17 +319,67 @@ fn reservation_survives_removal_of_its_namespace() {
 
 /// Storage that fails on demand.
 #[derive(Default)]
-struct Memory(Mutex<(Option<Vec<u8>>, bool)>);
+struct Memory(Mutex<Stored>);
+
+#[derive(Default)]
+struct Stored {
+    record: Option<Vec<u8>>,
+    /// Of the next saves, the next one last.
+    failures: Vec<Failure>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// Nothing is stored.
+    Full,
+    /// The record is stored, perhaps not durably.
+    AfterRename,
+}
 
 impl ReservationStore for Memory {
     fn save(&self, record: Option<&[u8]>) -> std::io::Result<()> {
         let mut stored = self.0.lock();
-        if stored.1 {
-            return Err(std::io::Error::other("full"));
+        let failure = stored.failures.pop();
+        if failure != Some(Failure::Full) {
+            stored.record = record.map(<[u8]>::to_vec);
         }
-        stored.0 = record.map(<[u8]>::to_vec);
-        Ok(())
+        match failure {
+            Some(_) => Err(std::io::Error::other("failed")),
+            None => Ok(()),
+        }
     }
+}
+
+/// A change that had failed took effect after a restart.
+#[test]
+fn failed_change_leaves_the_former_record() {
+    on_each_real_driver(async || {
+        let store = Arc::new(Memory::default());
+        let server = server_of(Some(store.clone()), None);
+        let mut one = Host::attach(&server, &options(1)).await;
+        reserve(&mut one.io, IoOpcode::RESERVATION_REGISTER, PERSIST, [0, 10]).await.unwrap();
+        acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await.unwrap();
+        let record = store.0.lock().record.clone();
+        let release = |failures: &[Failure]| {
+            store.0.lock().failures = failures.to_vec();
+            async |one: &mut Host| {
+                let opcode = IoOpcode::RESERVATION_RELEASE;
+                reserve(&mut one.io, opcode, WRITE_EXCLUSIVE, [10, 0]).await
+            }
+        };
+        let failed = release(&[Failure::AfterRename])(&mut one).await;
+        assert_eq!(failed.unwrap_err().code(), Status::INTERNAL_ERROR);
+        assert_eq!(store.0.lock().record, record, "the former record is restored");
+        // Neither can be saved: the next command does it, although it changes nothing durable.
+        let failed = release(&[Failure::Full, Failure::AfterRename])(&mut one).await;
+        assert_eq!(failed.unwrap_err().code(), Status::INTERNAL_ERROR);
+        assert_ne!(store.0.lock().record, record);
+        acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await.unwrap();
+        assert_eq!(store.0.lock().record, record);
+        reserve(&mut one.io, IoOpcode::RESERVATION_REGISTER, UNREGISTER, [10, 0]).await.unwrap();
+        drop(one);
+        server.is_sound().await;
+    });
 }
 
 #[test]
@@ -340,12 +390,12 @@ fn persistent_reservation_survives_restart() {
         let mut one = Host::attach(&first, &options(1)).await;
         reserve(&mut one.io, IoOpcode::RESERVATION_REGISTER, PERSIST, [0, 10]).await.unwrap();
         acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await.unwrap();
-        store.0.lock().1 = true;
+        store.0.lock().failures = vec![Failure::Full; 2];
         let failed = reserve(&mut one.io, IoOpcode::RESERVATION_RELEASE, WRITE_EXCLUSIVE, [10, 0]);
         assert_eq!(failed.await.unwrap_err().code(), Status::INTERNAL_ERROR);
-        store.0.lock().1 = false;
+        store.0.lock().failures.clear();
         drop((one, first));
-        let record = store.0.lock().0.clone().unwrap();
+        let record = store.0.lock().record.clone().unwrap();
         let second = server_of(Some(store.clone()), Some(&record));
         let mut two = Host::attach(&second, &options(2)).await;
         assert_eq!(two.io.write(1, 8, BLOCK as u64, &pattern(1, BLOCK)).await, CONFLICT);
@@ -353,7 +403,7 @@ fn persistent_reservation_survives_restart() {
         let (header, registrants) = report(&mut one.io).await;
         assert_eq!((header.persists, header.kind, registrants.len()), (1, 1, 1));
         reserve(&mut one.io, IoOpcode::RESERVATION_RELEASE, 1, [10, 0]).await.unwrap();
-        assert_ne!(store.0.lock().0, Some(record.clone()));
+        assert_ne!(store.0.lock().record, Some(record.clone()));
         drop((one, two, second));
         let refused = ReservationState::open(None, Some(&record[1..]));
         assert!(matches!(refused, Err(TargetError::ReservationRecord(_))));

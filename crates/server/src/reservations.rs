@@ -52,6 +52,10 @@ impl ReservationStore for RecordFile {
     fn save(&self, record: Option<&[u8]>) -> io::Result<()> {
         let directory = self.directory();
         fs::create_dir_all(directory)?;
+        // Before anything changes: a save that fails later has perhaps taken effect.
+        let directories = [Some(directory), directory.parent()].into_iter().flatten();
+        let open = |path: &Path| File::options().read(true).open(path);
+        let directories = directories.map(open).collect::<io::Result<Vec<_>>>()?;
         match record {
             Some(record) => {
                 let new = self.path.with_extension("new");
@@ -66,10 +70,7 @@ impl ReservationStore for RecordFile {
                 _ => {}
             },
         }
-        for path in [Some(directory), directory.parent()].into_iter().flatten() {
-            File::options().read(true).open(path)?.sync_all()?;
-        }
-        Ok(())
+        directories.iter().try_for_each(File::sync_all)
     }
 }
 

@@ -8,7 +8,8 @@
 //! Invariants:
 //! - one change at a time in a subsystem, in order of arrival;
 //! - a change that survives restarts is durable before any host sees it. If it cannot be stored,
-//!   the command fails and nothing changes;
+//!   the command fails and nothing changes. A failed save may have taken effect on the disk: the
+//!   former record is saved again, at once, and before every later change until that succeeds;
 //! - when a command completes that restricted other hosts, none of their earlier writes is in
 //!   flight, on any connection, closed or not. So a preempted host's write cannot land later.
 //!   Preempt and Preempt and Abort are therefore the same. A device that never answers blocks the
@@ -20,6 +21,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,7 +62,7 @@ pub trait ReservationStore: Send + Sync {
     /// Called on a thread of its own, one call at a time.
     ///
     /// # Errors
-    /// The record was not stored.
+    /// The record may be stored or not, or not durably.
     fn save(&self, record: Option<&[u8]>) -> std::io::Result<()>;
 }
 
@@ -68,6 +70,15 @@ pub trait ReservationStore: Send + Sync {
 pub(crate) struct NamespaceReservations {
     state: Mutex<Reservations>,
     store: Option<Arc<dyn ReservationStore>>,
+    stored: Mutex<StoredRecord>,
+}
+
+/// Relation of the stored record to the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StoredRecord {
+    Current,
+    /// A save failed: it may be the record of a change that failed.
+    Uncertain,
 }
 
 /// Reservations of a namespace, which outlive it: for a namespace that comes back under another
@@ -147,7 +158,8 @@ impl NamespaceReservations {
         record: Option<&[u8]>,
     ) -> Result<NamespaceReservations, &'static str> {
         let state = record.map_or_else(|| Ok(Reservations::default()), decode)?;
-        Ok(NamespaceReservations { state: Mutex::new(state), store })
+        let stored = Mutex::new(StoredRecord::Current);
+        Ok(NamespaceReservations { state: Mutex::new(state), store, stored })
     }
 
     /// RESCAP bit 0 and PTPL: reservations can persist.
@@ -188,15 +200,29 @@ impl NamespaceReservations {
 
     /// Makes `next` durable as far as it survives a restart, then current.
     async fn commit(&self, nsid: u32, next: Reservations) -> Result<(), Status> {
-        let record = encode(&next);
-        if let Some(store) = &self.store
-            && record != encode(&self.state.lock())
-        {
+        let (record, former) = (encode(&next), encode(&self.state.lock()));
+        let is_stored = record == former && *self.stored.lock() == StoredRecord::Current;
+        if let Some(store) = self.store.as_ref().filter(|_| !is_stored) {
             let store = store.clone();
-            let saved = spawn_blocking("reservations", move || store.save(record.as_deref())).await;
-            if let Err(error) = saved.and_then(|saved| saved) {
+            // Until the result is known.
+            *self.stored.lock() = StoredRecord::Uncertain;
+            let save = move || {
+                store.save(record.as_deref()).map_err(|error| {
+                    let restored = store.save(former.as_deref());
+                    (error, restored)
+                })
+            };
+            let saved = spawn_blocking("reservations", save).await;
+            let saved =
+                saved.unwrap_or_else(|error| Err((error, Err(io::ErrorKind::Other.into()))));
+            if !matches!(saved, Err((_, Err(_)))) {
+                *self.stored.lock() = StoredRecord::Current;
+            }
+            if let Err((error, restored)) = saved {
+                let unrestored = restored.err().map(|error| error.to_string());
                 tracing::error!(
                     nsid,
+                    unrestored,
                     "reservations cannot be stored, and stay as they are: {error}"
                 );
                 return Err(Status::INTERNAL_ERROR);
