@@ -128,6 +128,9 @@ pub const READ_PAUSE: Duration = Duration::from_millis(250);
 /// Checkpoints after which the cleaner tries a segment again that it could not clean.
 pub const DAMAGED_CHECKPOINTS: u64 = 64;
 
+/// Segments that a pass of the cleaner surveys for locked units: 2 GiB of 8 MiB each.
+pub const SURVEYS_MAX: usize = 256;
+
 /// Passes of the cleaner without a gain after which cleaning is over.
 pub const FRUITLESS_PASSES: u32 = 8;
 

@@ -205,6 +205,7 @@ impl Shared {
         let start = self.storage.layout.segment_of(superblock.start.block);
         state.updated(superblock);
         for id in before.volumes.keys().filter(|id| !after.volumes.contains_key(id)) {
+            state.blocks_died(*id);
             state.volume_table.volumes.remove(id);
             state.trees.remove(id);
         }
@@ -224,6 +225,8 @@ impl Shared {
         state.usage = usage;
         state.usage.settle();
         (state.meta_usage, state.volume_table_bytes) = (meta.usage, meta.volume_table_bytes);
+        let (own, meta) = (&state.usage.weights, &state.meta_usage.weights);
+        state.locked.retain(|segment| own[segment as usize] > 0 || meta[segment as usize] > 0);
         state.count_space();
         state.merged = state.frozen.take();
         let (usage, meta_usage) = (&state.usage.weights, &state.meta_usage.weights);

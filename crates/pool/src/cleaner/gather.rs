@@ -32,7 +32,7 @@ pub(super) struct FoundBlock {
 
 /// What a chunk header names at a place of the payload.
 #[derive(Clone, Copy)]
-enum Named {
+pub(super) enum Named {
     /// A block of volumes or snapshots.
     Block(FoundBlock),
     /// Index of the first block of a unit, in the list of blocks.
@@ -45,8 +45,8 @@ enum Named {
 
 /// What a chunk header names, in order of the payload. The blocks of units are in a list of their
 /// own.
-struct Contents {
-    named: Vec<Named>,
+pub(super) struct Contents {
+    pub(super) named: Vec<Named>,
     blocks: Vec<FoundBlock>,
 }
 
@@ -71,7 +71,7 @@ impl Copies {
 }
 
 impl Contents {
-    fn of(header: &ChunkHeader) -> Contents {
+    pub(super) fn of(header: &ChunkHeader) -> Contents {
         let mut contents = Contents { named: Vec::new(), blocks: Vec::new() };
         let mut at = header.block + 1;
         let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
@@ -134,7 +134,7 @@ impl Contents {
     }
 
     /// The blocks of the unit that begins here in the list.
-    fn blocks_of(&self, first: usize) -> &[FoundBlock] {
+    pub(super) fn blocks_of(&self, first: usize) -> &[FoundBlock] {
         let blocks = self.blocks[first].unit().map_or(1, |unit| usize::from(unit.blocks));
         &self.blocks[first..first + blocks]
     }
@@ -153,9 +153,9 @@ impl FoundBlock {
 
 /// A block that a map has: its top owner, and its entry in the map of this owner.
 #[derive(Clone, Copy)]
-struct Live {
-    top: AncestryNode,
-    entry: MapEntry,
+pub(super) struct Live {
+    pub(super) top: AncestryNode,
+    pub(super) entry: MapEntry,
 }
 
 /// Payload of a chunk, read when its first live block is found.
@@ -268,7 +268,7 @@ impl Shared {
 
     /// The live blocks among these, without those that the next checkpoint frees because they were
     /// overwritten since the last one.
-    async fn live(
+    pub(super) async fn live(
         &self,
         blocks: &[FoundBlock],
         owners: &Owners,
@@ -339,7 +339,7 @@ impl Shared {
     }
 
     /// Key of the blocks of a volume or snapshot. What an order deletes meanwhile counts as locked.
-    fn piece_key(&self, id: u32) -> PieceKey {
+    pub(super) fn piece_key(&self, id: u32) -> PieceKey {
         let state = self.state.lock();
         match state.volume_table.key_volume(id) {
             None => PieceKey::Locked,

@@ -9,6 +9,7 @@
 //! - a block of snapshots is copied once. The next checkpoint makes all maps that have the block
 //!   refer to the copy, so a replay never sees only some of them changed;
 //! - map pages and metadata are not copied: the checkpoint rewrites them;
+//! - what dead blocks of locked units hold is no gain ([`survey`]);
 //! - no checkpoint runs and no ancestry changes between the lookup in a tree and the effect of the
 //!   copy, because one task does both in turn.
 
@@ -18,6 +19,7 @@ mod owners;
 mod pack;
 #[cfg(test)]
 mod pass_tests;
+pub(crate) mod survey;
 mod turns;
 mod victims;
 
@@ -60,7 +62,8 @@ struct Copies {
 impl State {
     /// Costs of cleaning a segment.
     fn candidate(&self, segment: u32, packing: bool) -> Candidate {
-        let (weight, held) = (self.weight_of(segment), self.held_in(segment));
+        let held = self.held_in(segment);
+        let weight = self.weight_of(segment).saturating_add(self.locked_in(segment));
         let blocks = |weight: u32| weight.div_ceil(BLOCK_WEIGHT);
         let rank = match packing {
             true => u32::MAX - held,
@@ -102,7 +105,8 @@ impl Shared {
             copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
             (copies, state.sizes.recent / 2, spare > 0)
         };
-        let victims = self.victims(packing);
+        let found = self.surveyed_victims(packing, &copies.owners).await;
+        let victims = found.map_err(|error| self.fail_cleaning(error))?;
         let held = self.held_in(&victims);
         let segment_blocks = self.storage.layout.segment_blocks() as usize;
         let mut is_first_whole = None;
@@ -212,7 +216,7 @@ impl Shared {
         }
     }
 
-    /// Weight that dead blocks of units hold in these segments, at most.
+    /// Weight that dead blocks of unlocked units hold in these segments, at most.
     fn held_in(&self, segments: &[u32]) -> u64 {
         let state = self.state.lock();
         segments.iter().map(|segment| u64::from(state.held_in(*segment))).sum()

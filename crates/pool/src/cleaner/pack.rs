@@ -301,7 +301,7 @@ pub(super) struct Packer {
     copied: VecDeque<Copied>,
     /// Payload blocks and header bytes of these copies.
     waiting: (usize, usize),
-    /// Weight of the dead blocks of units that were copied as they are stored.
+    /// Weight of the dead blocks of unlocked units that were copied as they are stored.
     held: u64,
     /// Give-up on plain blocks that do not compress, by volume. Blocks of units did compress, so
     /// they are always tried.
@@ -351,7 +351,8 @@ impl Packer {
         (self.gathered.0 + self.waiting.0, self.gathered.1 + parts)
     }
 
-    /// Weight that dead blocks of copied units hold.
+    /// Weight that dead blocks of copied units hold, except for locked ones, which later passes
+    /// leave alone.
     pub(super) fn held(&self) -> u64 {
         self.held
     }
@@ -467,15 +468,15 @@ impl Packer {
             }
         }
         let record = as_stored(piece.unit, &piece.parts);
+        if piece.unit.is_some() {
+            let weight = live_entries(&piece.parts).next().map_or(0, |entry| entry.weight());
+            let dead = piece.parts.len() - piece.live();
+            self.held += dead as u64 * u64::from(weight);
+        }
         self.put(record, piece.stored.clone(), piece.parts.clone());
     }
 
     fn put(&mut self, record: ChunkRecord, stored: Vec<u8>, parts: Vec<Part>) {
-        if let ChunkRecord::MovedUnit { .. } = &record {
-            let weight = live_entries(&parts).next().map_or(0, |entry| u64::from(entry.weight()));
-            let dead = parts.iter().filter(|part| part.live.is_none()).count() as u64;
-            self.held += dead * weight;
-        }
         self.waiting.0 += record.payload_blocks();
         self.waiting.1 += record.header_bytes();
         self.copied.push_back(Copied { record, stored, parts });

@@ -144,7 +144,7 @@ impl State {
         // as much as hosts may write until the next checkpoint.
         let margin = sizes.recent as u64;
         let packs = !low
-            && supply.held >= margin.min(sizes.payload)
+            && self.packable >= margin.min(sizes.payload)
             && supply.needed().saturating_add(margin) > sizes.capacity;
         self.wanted.cleaning |= (low || packs) && !self.gain.is_over();
         self.wanted.packing |= packs && !self.gain.is_over();
@@ -232,7 +232,7 @@ mod tests {
             let (capacity, margin) = (state.sizes.capacity, state.sizes.recent as u64);
             let write = WriteCost { entries: 1, ranges: 0, blocks: 1, reserved: false };
             let mut admit = |held: u64| {
-                (state.wanted, state.held) = (Default::default(), held);
+                (state.wanted, state.held, state.packable) = (Default::default(), held, held);
                 assert_eq!(state.try_admit(&write, 0), Some(Ok(())), "no write waits");
                 state.admitted = (0, 0);
                 (state.wanted.cleaning, state.wanted.packing)
@@ -242,7 +242,7 @@ mod tests {
             assert_eq!(admit(capacity - margin + used), (true, true));
             state.live = capacity - margin + used;
             let mut admit = |held: u64| {
-                (state.wanted, state.held) = (Default::default(), held);
+                (state.wanted, state.held, state.packable) = (Default::default(), held, held);
                 assert_eq!(state.try_admit(&write, 0), Some(Ok(())));
                 state.admitted = (0, 0);
                 (state.wanted.cleaning, state.wanted.packing)

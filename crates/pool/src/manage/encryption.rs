@@ -7,6 +7,7 @@
 //! - a volume without its key can be moved, checked and deleted, but not opened.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
@@ -93,7 +94,13 @@ impl Pool {
     pub fn unlock_volume(&self, name: &str, key: &WrappingKey) -> Result<(), VolumeError> {
         let mut state = self.shared().state.lock();
         let (id, data) = self.data_key(&state, name, key)?;
-        state.ciphers.entry(id).or_insert_with(|| Arc::new(data.cipher()));
+        if let Entry::Vacant(vacant) = state.ciphers.entry(id) {
+            vacant.insert(Arc::new(data.cipher()));
+            // The cleaner can free now what dead blocks hold.
+            state.forget_surveys();
+            drop(state);
+            self.shared().progress.notify();
+        }
         Ok(())
     }
 

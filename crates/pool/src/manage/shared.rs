@@ -21,6 +21,7 @@ use super::usage::SegmentUsage;
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
+use crate::cleaner::survey::LockedWeights;
 use crate::crypt::VolumeCipher;
 use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX, UNIT_BLOCKS};
 use crate::log::device::LogDevice;
@@ -181,6 +182,10 @@ pub(crate) struct State {
     pub(crate) live: u64,
     /// Blocks that dead blocks of compressed units hold, at most.
     pub(crate) held: u64,
+    /// The same without those of locked units in surveyed segments, which the cleaner cannot free.
+    pub(crate) packable: u64,
+    /// Weight that dead blocks of locked units hold.
+    pub(crate) locked: LockedWeights,
     /// VolumeTable as it is on disk.
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
@@ -329,6 +334,8 @@ impl State {
             meta_usage: opened.meta_usage,
             live: 0,
             held: 0,
+            packable: 0,
+            locked: LockedWeights::default(),
             volume_table_bytes: opened.volume_table_bytes,
             update: Update::Idle,
             marked: opened.superblock.tail.clone(),
@@ -372,6 +379,8 @@ impl State {
         // Reservations are rounded up, so that a thick volume counts as its size in all.
         self.live = (self.usage.total() + self.meta_usage.total()) / BLOCK_WEIGHT_U64;
         self.held = self.usage.held(self.superblock.segment_blocks);
+        let locked = self.locked.segments().map(|segment| u64::from(self.locked_in(segment)));
+        self.packable = self.held.saturating_sub(locked.sum::<u64>() / BLOCK_WEIGHT_U64);
     }
 
     /// Updates the counts that admission uses, so that writes do not iterate over volumes.
@@ -518,7 +527,11 @@ impl State {
                     handle.deleted.store(true, Ordering::Release);
                 }
             }
-            ChunkRecord::Rollback { volume, .. } => self.active.forget(*volume),
+            ChunkRecord::Rollback { volume, .. } => {
+                self.active.forget(*volume);
+                self.blocks_died(*volume);
+            }
+            ChunkRecord::Promote { volume } => self.blocks_died(*volume),
             _ => {}
         }
         for (id, handle) in &self.handles {
@@ -566,9 +579,16 @@ impl State {
         self.usage.weights[segment].saturating_add(self.meta_usage.weights[segment])
     }
 
-    /// Weight that dead blocks of units hold in a segment, at most.
+    /// Weight that dead blocks of unlocked units hold in a segment, at most.
     pub(crate) fn held_in(&self, segment: u32) -> u32 {
-        self.usage.held_in(segment as usize, self.superblock.segment_blocks)
+        let held = self.usage.held_in(segment as usize, self.superblock.segment_blocks);
+        held - self.locked.of(segment).min(held)
+    }
+
+    /// Weight that dead blocks of locked units hold in a segment, as far as it is surveyed.
+    pub(crate) fn locked_in(&self, segment: u32) -> u32 {
+        let held = self.usage.held_in(segment as usize, self.superblock.segment_blocks);
+        self.locked.of(segment).min(held)
     }
 
     /// The cleaner may gain something again.

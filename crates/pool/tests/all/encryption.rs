@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::units::*;
 use crate::common::{SharedTrace, is_ever_written};
-use flagstone_blockdev::BlockDevice as _;
+use flagstone_blockdev::{BlockDevice as _, IoError};
 use flagstone_pool::stream::frame::{FrameBody, StreamFrame};
 use flagstone_pool::stream::receive::VolumeReceiver;
 use flagstone_pool::{
@@ -155,6 +155,82 @@ fn locked_volume_is_cleaned_and_scrubbed() {
             pool.delete_volume("dc").await.unwrap();
         });
     }
+}
+
+/// Blocks of a chunk without its header.
+const CHUNK: u64 = 15;
+
+/// Writes chunks of random blocks from `first` on, until the pool is full or `most` blocks are
+/// written; returns the number of blocks.
+async fn fill_plain(plain: &PoolVolume, first: u64, most: u64, rng: &mut Rng) -> u64 {
+    for number in (0..most).step_by(CHUNK as usize) {
+        let words = CHUNK * BLOCK / 8;
+        let noise: Vec<u8> = (0..words).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+        let at = (first + number) * BLOCK;
+        match plain.write(at, Buf::copy_of(&noise).unwrap(), false).await {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error, IoError::NoSpace);
+                return number;
+            }
+        }
+    }
+    most.next_multiple_of(CHUNK)
+}
+
+/// Regression: the cleaner copied the units of locked volumes with their dead blocks, over and
+/// over, because it counted them as a gain.
+#[test]
+fn dead_parts_of_locked_units_are_not_cleaned() {
+    simulate(async {
+        let (pool, trace, size) = pool(64).await;
+        let options = compressed(1 << 20, Compression::Lz4);
+        let db = pool.create_encrypted_volume("db", &options, &key(1)).await.unwrap();
+        let off = compressed(1 << 20, Compression::Off);
+        let plain = pool.create_volume("plain", &off).await.unwrap();
+        let capacity = pool.status().capacity_bytes / BLOCK;
+        let mut rng = Rng::new(3);
+        // Units of one stored block each, of which a snapshot has all blocks and the volume one.
+        let units = capacity * 55 / 100;
+        for first in (0..8 * units).step_by(8 * CHUNK as usize) {
+            put(&db, first..first + 8 * CHUNK, 1).await;
+        }
+        let others = capacity * 30 / 100;
+        fill_plain(&plain, 0, others, &mut rng).await;
+        pool.create_snapshot(&["db"], "s").await.unwrap();
+        for number in 0..units {
+            db.discard((8 * number + 1) * BLOCK, 7 * BLOCK).await.unwrap();
+        }
+        drop((db, plain));
+        let (pool, _) = reopened(pool, &trace, size).await;
+        pool.delete_snapshot("db@s").await.unwrap();
+        let plain = pool.open_volume("plain").unwrap();
+        // Half of the others is free: a third of what they had has room.
+        for block in (0..others).step_by(2) {
+            plain.discard(block * BLOCK, BLOCK).await.unwrap();
+        }
+        let written = fill_plain(&plain, 1 << 18, others / 3, &mut rng).await;
+        assert!(written >= others / 3, "{written} {:?}", pool.status());
+        // The rest is what the locked volume holds.
+        let more = fill_plain(&plain, 1 << 19, capacity, &mut rng).await;
+        let status = pool.status();
+        assert!(more < capacity * 25 / 100, "{more} {status:?}");
+        // Half-empty segments of both volumes are cleaned.
+        assert!(status.copied_blocks < 8 * others, "{others} {status:?}");
+        for _ in 0..20 {
+            assert_eq!(fill_plain(&plain, 1 << 19, 1, &mut rng).await, 0);
+        }
+        let after = pool.status();
+        assert!(after.copied_blocks - status.copied_blocks < others, "{after:?}");
+        pool.unlock_volume("db", &key(1)).unwrap();
+        let gained = fill_plain(&plain, 1 << 19, capacity, &mut rng).await;
+        assert!(gained > capacity * 35 / 100, "{gained} of {units}: {:?}", pool.status());
+        let db = pool.open_volume("db").unwrap();
+        for number in 0..units {
+            let found = read(&db, 8 * number..8 * number + 1).await.unwrap();
+            assert!(found == secret(8 * number, 1), "unit {number}");
+        }
+    });
 }
 
 #[test]
