@@ -1,7 +1,7 @@
 //! Keys: the key of an operator encrypts ("wraps") the random data key of a volume, which is stored
 //! with the volume.
 //!
-//! Invariants: keys are erased when dropped and never printed; a wrapped key opens with the right
+//! Invariants: keys are erased when dropped, stay in one place on the heap, and are never printed; a wrapped key opens with the right
 //! key of the right pool alone, so a wrong key is refused before anything is decrypted.
 
 use std::fmt;
@@ -31,7 +31,7 @@ const WRAPPED_VERSION: u8 = 1;
 const LABEL: &[u8; 16] = b"flagstone volume";
 
 /// Key of an operator, which wraps data keys.
-pub struct WrappingKey(Zeroizing<[u8; KEY_BYTES]>);
+pub struct WrappingKey(Box<Zeroizing<[u8; KEY_BYTES]>>);
 
 impl fmt::Debug for WrappingKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,7 +44,7 @@ impl WrappingKey {
     /// it. `None` for any other text.
     pub fn parse(text: &str) -> Option<WrappingKey> {
         let text = text.trim();
-        let mut key = WrappingKey(Zeroizing::new([0; KEY_BYTES]));
+        let mut key = WrappingKey(Box::new(Zeroizing::new([0; KEY_BYTES])));
         if text.len() == 2 * KEY_BYTES {
             for (byte, pair) in key.0.iter_mut().zip(text.as_bytes().chunks(2)) {
                 let digit = |at: usize| char::from(pair[at]).to_digit(16);
@@ -52,22 +52,28 @@ impl WrappingKey {
             }
             return Some(key);
         }
-        let decoded = Base64::decode(text, &mut *key.0).ok()?.len();
+        let decoded = Base64::decode(text, &mut key.0[..]).ok()?.len();
         (decoded == KEY_BYTES).then_some(key)
     }
 
     fn sealing(&self) -> LessSafeKey {
-        let key = UnboundKey::new(&AES_256_GCM, &*self.0);
+        let key = UnboundKey::new(&AES_256_GCM, &self.0[..]);
         LessSafeKey::new(key.expect("the key has the length of the algorithm"))
     }
 }
 
 /// Random key of the data of a volume and its clones.
-pub(crate) struct DataKey(Zeroizing<[u8; XTS_KEY_BYTES]>);
+pub(crate) struct DataKey(Box<Zeroizing<[u8; XTS_KEY_BYTES]>>);
 
 /// A data key as it is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WrappedKey(pub [u8; WRAPPED_BYTES]);
+
+impl fmt::Debug for WrappedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WrappedKey(..)")
+    }
+}
 
 fn associated(pool: PoolId) -> Aad<[u8; 32]> {
     let mut data = [0; 32];
@@ -79,7 +85,7 @@ fn associated(pool: PoolId) -> Aad<[u8; 32]> {
 impl DataKey {
     /// A new key.
     pub(crate) fn random() -> DataKey {
-        let mut key = DataKey(Zeroizing::new([0; XTS_KEY_BYTES]));
+        let mut key = DataKey(Box::new(Zeroizing::new([0; XTS_KEY_BYTES])));
         for word in key.0.chunks_mut(8) {
             word.copy_from_slice(&random_u64().to_le_bytes());
         }
@@ -98,7 +104,7 @@ impl DataKey {
         let (head, tag) = wrapped.split_at_mut(WRAPPED_BYTES - TAG_BYTES);
         head[1..1 + NONCE_BYTES].copy_from_slice(&nonce);
         let secret = &mut head[1 + NONCE_BYTES..];
-        secret.copy_from_slice(&*self.0);
+        secret.copy_from_slice(&self.0[..]);
         let nonce = Nonce::assume_unique_for_key(nonce);
         let sealed = key.sealing().seal_in_place_separate_tag(nonce, associated(pool), secret);
         tag.copy_from_slice(sealed.expect("the input is short").as_ref());
@@ -122,7 +128,7 @@ impl WrappedKey {
         opened.copy_from_slice(sealed);
         let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
         let secret = key.sealing().open_in_place(nonce, associated(pool), &mut *opened).ok()?;
-        let mut data = DataKey(Zeroizing::new([0; XTS_KEY_BYTES]));
+        let mut data = DataKey(Box::new(Zeroizing::new([0; XTS_KEY_BYTES])));
         data.0.copy_from_slice(secret);
         Some(data)
     }
@@ -135,7 +141,7 @@ mod tests {
     use super::*;
 
     fn key(byte: u8) -> WrappingKey {
-        WrappingKey(Zeroizing::new([byte; KEY_BYTES]))
+        WrappingKey(Box::new(Zeroizing::new([byte; KEY_BYTES])))
     }
 
     #[test]
@@ -159,7 +165,8 @@ mod tests {
         let done = sim.spawn_on(node, async {
             let (data, pool) = (DataKey::random(), PoolId([7; 16]));
             let wrapped = data.wrap(pool, &key(1));
-            assert!(*wrapped.unwrap(pool, &key(1)).unwrap().0 == *data.0);
+            assert!(wrapped.unwrap(pool, &key(1)).unwrap().0[..] == data.0[..]);
+            assert_eq!(format!("{wrapped:?}"), "WrappedKey(..)");
             assert!(wrapped.unwrap(pool, &key(2)).is_none());
             assert!(wrapped.unwrap(PoolId([8; 16]), &key(1)).is_none());
             for at in 0..WRAPPED_BYTES {

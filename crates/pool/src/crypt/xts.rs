@@ -17,10 +17,10 @@ const CELL: usize = 16;
 /// AES blocks whose tweaks are computed together: 1 KiB on the stack.
 const BATCH: usize = 64;
 
-/// A key, expanded.
+/// A key, expanded. Boxed, because a move would leave a copy behind.
 pub(super) struct Xts {
-    data: Aes256,
-    tweak: Aes256,
+    data: Box<Aes256>,
+    tweak: Box<Aes256>,
 }
 
 /// Direction of a transformation.
@@ -45,7 +45,7 @@ fn mix(data: &mut [u8], tweaks: &[u128]) {
 impl Xts {
     pub(super) fn new(key: &[u8; XTS_KEY_BYTES]) -> Xts {
         let (data, tweak) = key.split_at(XTS_KEY_BYTES / 2);
-        let expand = |key| Aes256::new(GenericArray::from_slice(key));
+        let expand = |key| Box::new(Aes256::new(GenericArray::from_slice(key)));
         Xts { data: expand(data), tweak: expand(tweak) }
     }
 
