@@ -367,7 +367,7 @@ async fn recover(
     let Recovery { superblocks, plan, log_use, lost, mirrored } = recovery;
     let sizes = Sizes::of(&storage.layout);
     let cache = PageCache::new(CACHE_PAGES);
-    let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
+    let checkpoint = read_checkpoint(&storage, &cache, &superblock).await?;
     let (recent, volume_table) =
         (Recent::new(sizes.table(), superblock.log), checkpoint.volume_table);
     let mut replay = Replay::new(&storage, &superblock, recent, volume_table, checkpoint.trees);

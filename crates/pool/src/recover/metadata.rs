@@ -10,6 +10,7 @@ use crate::map::cache::PageCache;
 use crate::map::tree::{PageError, Tree, read_page};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
+use crate::ondisk::superblock::Superblock;
 use crate::ondisk::unit::BLOCK_WEIGHT;
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
@@ -29,16 +30,16 @@ fn metadata_error(storage: &Storage, block: u64, reason: FormatError) -> PoolErr
     PoolError::Metadata { device, block, reason }
 }
 
-/// Reads the checkpoint whose metadata map has this root.
+/// Reads the checkpoint of a superblock.
 ///
 /// # Errors
 /// [`PoolError`] names the device and the block that cannot be read or used.
 pub(crate) async fn read_checkpoint(
     storage: &Storage,
     cache: &PageCache,
-    root: MapEntry,
+    superblock: &Superblock,
 ) -> Result<Checkpoint, PoolError> {
-    let segments = storage.layout.segments() as usize;
+    let (segments, root) = (storage.layout.segments() as usize, superblock.root);
     let mut found = Checkpoint {
         volume_table: VolumeTable::default(),
         volume_table_bytes: Vec::new(),
@@ -98,6 +99,11 @@ pub(crate) async fn read_checkpoint(
     let volume_table = VolumeTable::decode(&found.volume_table_bytes, storage.layout.blocks());
     found.volume_table =
         volume_table.map_err(|reason| metadata_error(storage, root.location, reason))?;
+    let mut volumes = found.volume_table.volumes.values();
+    // An older program would take its blocks for plaintext.
+    if !superblock.encryption && volumes.any(|volume| volume.encryption.is_some()) {
+        return Err(metadata_error(storage, root.location, FormatError::Field("encryption")));
+    }
     let trees = found.volume_table.volumes.values();
     found.trees = trees
         .map(|volume| Tree {

@@ -84,6 +84,8 @@ pub(crate) struct Replay<'a> {
     /// Retries of reads from the log device, where blocks have the same numbers.
     log_retries: ReadRetries,
     log: u64,
+    /// True if volumes may be encrypted.
+    encryption: bool,
     next: LogStart,
     pub(crate) recent: Recent,
     pub(crate) volume_table: VolumeTable,
@@ -111,6 +113,7 @@ impl<'a> Replay<'a> {
             retries: ReadRetries::default(),
             log_retries: ReadRetries::default(),
             log: superblock.log,
+            encryption: superblock.encryption,
             next: superblock.start,
             recent,
             volume_table,
@@ -281,6 +284,9 @@ impl<'a> Replay<'a> {
                 }
                 ChunkRecord::Page { .. } => drop(payload.block()),
                 ChunkRecord::Snapshot(order) => snapshot = Some((**order).clone()),
+                ChunkRecord::Volume(volume) if volume.encryption.is_some() && !self.encryption => {
+                    return Err(bad("encryption"));
+                }
                 order => {
                     apply_order(&mut self.volume_table, &mut self.trees, order, header.sequence)
                         .map_err(|_| bad("order"))?;

@@ -137,7 +137,7 @@ impl Pool {
             None => return Err(log_missing(&superblock, "it was not given".to_owned(), false)),
         }
         let cache = PageCache::new(CACHE_PAGES);
-        let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
+        let checkpoint = read_checkpoint(&storage, &cache, &superblock).await?;
         let mut report = CheckReport {
             name: superblock.name.clone(),
             id: superblock.pool,
