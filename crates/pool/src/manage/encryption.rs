@@ -11,9 +11,8 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::spawn;
 
-use super::pool::{Pool, blocks_of};
+use super::pool::Pool;
 use super::shared::{Shared, State};
 use super::volume::{PoolVolume, VolumeOptions};
 use crate::crypt::VolumeCipher;
@@ -43,7 +42,7 @@ impl Shared {
     ///
     /// # Errors
     /// Errors of the devices. The pool then fails every change.
-    async fn require_encryption(&self) -> Result<(), IoError> {
+    pub(super) async fn require_encryption(&self) -> Result<(), IoError> {
         let Some(turn) = self.superblock_turn(|state| state.superblock.encryption).await? else {
             return Ok(());
         };
@@ -68,22 +67,22 @@ impl Pool {
         options: &VolumeOptions,
         key: &WrappingKey,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
-        let data = DataKey::random();
-        let wrapped = data.wrap(self.identity().id, key);
-        {
-            // The pool stays readable to older programs if the volume cannot be created.
-            let state = self.shared().state.lock();
-            let blocks = blocks_of(options.size_bytes)?;
-            let mut record = VolumeRecord::new(state.volume_table.next_id, name.to_owned(), blocks);
-            record.properties = options.properties.clone();
-            record.encryption = Some(wrapped);
-            self.check(&state, &record)?;
-        }
-        let shared = self.shared().clone();
-        // In a task, because no update follows one that was dropped.
-        let required = spawn(async move { shared.require_encryption().await });
-        required.await.unwrap_or(Err(IoError::Unreachable))?;
-        self.make_volume(name, options, Some((wrapped, data.cipher()))).await
+        let made = {
+            let data = DataKey::random();
+            (data.wrap(self.identity().id, key), data.cipher())
+        };
+        self.make_volume(name, options, Some(made)).await
+    }
+
+    /// The volumes that this key unlocks.
+    pub fn volumes_with_key(&self, key: &WrappingKey) -> Vec<String> {
+        let state = self.shared().state.lock();
+        let has_key = |volume: &&VolumeRecord| {
+            let wrapped = volume.encryption.as_ref();
+            wrapped.is_some_and(|wrapped| wrapped.unwrap(state.superblock.pool, key).is_some())
+        };
+        let volumes = state.volume_table.present().filter(has_key);
+        volumes.map(|volume| volume.name.clone()).collect()
     }
 
     /// Gives an encrypted volume its key, so that it and its snapshots can be opened until the pool
@@ -127,7 +126,7 @@ impl Pool {
     }
 
     /// Wraps the data key of a volume with another key, and replaces the properties of the volume,
-    /// in one durable step. The former key no longer opens the volume as it is now, but still opens
+    /// in one durable step. Its clones keep their wrappings of the data key. The former key no longer opens the volume as it is now, but still opens
     /// old copies of the devices.
     ///
     /// # Errors

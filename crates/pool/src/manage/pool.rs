@@ -461,6 +461,13 @@ impl Pool {
             record
         };
         let id = record.id;
+        if record.encryption.is_some() {
+            // After the checks, so that a refusal leaves the pool to older programs. In a task,
+            // because no update follows one that was dropped.
+            let shared = self.shared().clone();
+            let required = spawn(async move { shared.require_encryption().await });
+            required.await.unwrap_or(Err(IoError::Unreachable))?;
+        }
         let record = ChunkRecord::Volume(Box::new(record));
         let _locks = self.commit((order, backing), record).await?;
         if let Some(cipher) = cipher {

@@ -248,7 +248,9 @@ fn new_key_replaces_the_former_without_new_data() {
         let set = |keys| pool.set_volume_key("db", keys, false, options.properties.clone());
         let wrong = VolumeError::WrongKey { name: "db".to_owned() };
         assert_eq!(set((&other, &new)).await, Err(wrong.clone()));
+        assert_eq!(pool.volumes_with_key(&old), ["db", "c"]);
         set((&old, &new)).await.unwrap();
+        assert_eq!(pool.volumes_with_key(&old), ["c"]);
         put(&db, 20..30, 3).await;
         drop((db, clone));
         let (pool, _) = reopened(pool, &trace, size).await;
@@ -314,6 +316,10 @@ fn older_programs_refuse_pools_with_encrypted_volumes() {
         // Regression: a refused creation left the pool to newer programs.
         let plain = compressed(100, Compression::Off);
         assert!(pool.create_encrypted_volume("plain", &plain, &key(1)).await.is_err());
+        // Regression: so did one without space.
+        let thick = VolumeOptions { thick: true, ..compressed(1 << 20, Compression::Off) };
+        let full = pool.create_encrypted_volume("db", &thick, &key(1)).await.err().unwrap();
+        assert!(matches!(full, VolumeError::NoSpace { .. }), "{full}");
         assert_eq!(version(&trace), 2);
         let options = VolumeOptions { thick: true, ..compressed(100, Compression::Off) };
         let made = pool.create_encrypted_volume("db", &options, &key(1)).await.unwrap();
@@ -328,6 +334,33 @@ fn older_programs_refuse_pools_with_encrypted_volumes() {
         let (_pool, trace) = reopened(pool, &trace, size).await;
         assert_eq!(version(&trace), 3);
     });
+}
+
+/// A program that does not know encryption would write plaintext between encrypted blocks.
+#[test]
+fn encrypted_record_needs_its_format_version() {
+    for has_checkpoint in [true, false] {
+        simulate(async move {
+            let (pool, trace, size) = pool(32).await;
+            let options = compressed(100, Compression::Off);
+            drop(pool.create_encrypted_volume("db", &options, &key(1)).await.unwrap());
+            if has_checkpoint {
+                pool.close().await.unwrap();
+            }
+            let mut images = crate::common::durable(&trace);
+            for copy in 0..4 {
+                let mut block = [0; 4096];
+                let at = copy * (1 << 18);
+                images[0].read(at, &mut block);
+                block[8..10].copy_from_slice(&2_u16.to_le_bytes());
+                flagstone_pool::ondisk::seal(&mut block);
+                images[0].write(at, &block);
+            }
+            let (devices, _) = crate::common::disks(images, size, 0);
+            let refused = Pool::open(devices).await.err().unwrap().to_string();
+            assert!(refused.contains("encryption"), "{refused}");
+        });
+    }
 }
 
 /// Regression: the second order stored the data key that it had read before the first, also in
