@@ -66,6 +66,9 @@ pub const KEY_FILE_BYTES: u64 = 256;
 /// Longest path of such a file, in bytes: that of Linux.
 pub const KEY_FILE_PATH_BYTES: usize = 4095;
 
+/// Names in a list of an answer, before the number of the others.
+pub const NAMES_SHOWN: usize = 16;
+
 /// Key files of a pool that are read at once.
 pub const KEY_FILES_AT_ONCE: usize = 16;
 

@@ -95,6 +95,35 @@ fn volume_without_its_key_is_locked_until_reopen() {
 }
 
 #[test]
+fn key_that_comes_back_is_found_without_an_order() {
+    test(async {
+        let (bed, path) = encrypted().await;
+        let away = bed.scratch.path().join("away");
+        let found = || bed.server.pools.openings.borrow().is_empty();
+        let look = async || {
+            bed.server.begin_unlocks();
+            while !found() {
+                flagstone_runtime::task::yield_now().await;
+            }
+        };
+        look().await;
+        fs::rename(&path, &away).unwrap();
+        restart(&bed).await;
+        look().await;
+        assert_eq!(served(&bed), ["open"]);
+        fs::rename(&away, &path).unwrap();
+        // Not during an order.
+        let order = bed.server.pools.order("fast").await.unwrap();
+        look().await;
+        assert_eq!(served(&bed), ["open"]);
+        drop(order);
+        look().await;
+        assert_eq!((served(&bed), reason(&bed)), (vec!["db".into(), "open".into()], None));
+        bed.write("db", 8).await;
+    });
+}
+
+#[test]
 fn unusable_key_files_lock_without_showing_text() {
     test(async {
         let (bed, path) = encrypted().await;
@@ -219,5 +248,8 @@ fn plain_volume_gets_no_key_and_a_clone_inherits_one() {
         let shown = encryption("fast", &pool.volume("c").unwrap()).unwrap();
         assert_eq!((shown.key_file.as_deref(), shown.locked), (Some(path.as_str()), None));
         assert_eq!(encryption("fast", &pool.volume("open").unwrap()), None);
+        let next = key_file(&bed, "next", KEYS[1]);
+        let changed = bed.set(with_key(&next)).await.unwrap();
+        assert!(changed.outcome.contains("these volumes still have it: c"), "{changed:?}");
     });
 }

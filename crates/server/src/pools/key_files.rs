@@ -6,9 +6,11 @@
 //!   answer, log or error;
 //! - a path may come from the disks of a stranger: only a regular file that others may not read is
 //!   opened, in the thread of its path and with a time limit;
-//! - a missing key keeps its own volume out of service, and no other.
+//! - a missing key keeps its own volume out of service, and no other. It is looked for again
+//!   while the server runs.
 
 use std::path::Path;
+use std::rc::Rc;
 
 use flagstone_pool::{Pool, VolumeEncryption, VolumeError, VolumeInfo, WrappingKey};
 use flagstone_runtime::{spawn, time};
@@ -19,15 +21,19 @@ use super::path_threads::in_thread;
 use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::volume_orders::problem;
 use super::volume_state::VolumeState;
+use super::{PoolSlot, PoolState};
 use crate::api::pool_document::EncryptionDocument;
 use crate::http::Problem;
-use crate::limits::{KEY_FILE_BYTES, KEY_FILES_AT_ONCE, OPEN_TIMEOUT};
+use crate::limits::{KEY_FILE_BYTES, KEY_FILES_AT_ONCE, NAMES_SHOWN, OPEN_TIMEOUT};
 use crate::serve::Server;
 
 const ALGORITHM: &str = "AES-256-XTS";
 
 /// Reason of a locked volume until its key file was read.
 const UNREAD: &str = "its key file is being read";
+
+/// A locked volume, and its key or the reason why it has none.
+type FoundKey = (VolumeInfo, Result<WrappingKey, String>);
 
 /// Effect of an order on the key of a volume.
 pub(super) enum KeyChange {
@@ -92,7 +98,10 @@ async fn key_of(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> Result<Wrapp
         checked.map(|()| key).map_err(|error| format!("key file {path}: {error}"))
     };
     found.await.map_err(|why| {
-        format!("{why}: put the key back, then run flagstone pool reopen {pool_name}")
+        format!(
+            "{why}: put the key back, and the volume is served within seconds; flagstone pool \
+             reopen {pool_name} does it at once"
+        )
     })
 }
 
@@ -155,15 +164,32 @@ pub(super) async fn change_of(
     Ok(KeyChange::Next { present, next })
 }
 
+/// Volumes other than `name` that still have its former key, such as its clones; as the end of a
+/// sentence.
+pub(super) fn former_key_users(pool: &Pool, name: &str, former: &WrappingKey) -> String {
+    let mut others = pool.volumes_with_key(former);
+    others.retain(|other| other != name);
+    let more = others.len().saturating_sub(NAMES_SHOWN);
+    others.truncate(NAMES_SHOWN);
+    match (others.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("; these volumes still have it: {}", others.join(", ")),
+        (false, more) => {
+            format!("; these volumes still have it: {}, and {more} more", others.join(", "))
+        }
+    }
+}
+
 /// Encryption of a volume, as the API shows it.
 pub(crate) fn document(pool: &str, info: &VolumeInfo) -> Option<EncryptionDocument> {
     let settings = settings::from_properties(&info.properties).unwrap_or_default();
     let locked = match info.encryption {
         VolumeEncryption::None => return None,
         VolumeEncryption::Unlocked => None,
-        VolumeEncryption::Locked => {
-            Some(format!("put its key back, then run flagstone pool reopen {pool}"))
-        }
+        VolumeEncryption::Locked => Some(format!(
+            "put its key back, and it is served within seconds; flagstone pool reopen {pool} \
+                 does it at once"
+        )),
     };
     let key_file = settings::key_file(&settings).ok().flatten().map(str::to_owned);
     Some(EncryptionDocument { algorithm: ALGORITHM.to_owned(), key_file, locked })
@@ -184,11 +210,7 @@ impl Server {
     }
 
     /// The keys of all locked volumes of a pool.
-    async fn keys_of_locked(
-        &self,
-        name: &str,
-        pool: &Pool,
-    ) -> Vec<(VolumeInfo, Result<WrappingKey, String>)> {
+    async fn keys_of_locked(&self, name: &str, pool: &Pool) -> Vec<FoundKey> {
         let is_locked = |info: &VolumeInfo| info.encryption == VolumeEncryption::Locked;
         let locked: Vec<_> = pool.volumes().into_iter().filter(is_locked).collect();
         let mut found = Vec::with_capacity(locked.len());
@@ -221,10 +243,61 @@ impl Server {
         });
         let served = unlocked.and_then(|()| self.serve_pool_volume(name, pool, info));
         if let Err(why) = &served {
-            tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
+            let known =
+                self.pools.slot(name).ok().and_then(|slot| slot.unserved.get(&info.name).cloned());
+            if known.as_ref() != Some(why) {
+                tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
+            }
             self.note_locked(name, info, why);
         }
         served
+    }
+
+    /// Starts looking for the keys of locked volumes in open pools on which no order runs.
+    pub(super) fn begin_unlocks(self: &Rc<Self>) {
+        for (name, slot) in self.pools.slots() {
+            let PoolState::Open(pool) = slot.state else { continue };
+            let is_begun = self.pools.openings.borrow().contains_key(&name);
+            let has_order = self.pools.try_lock(&name).is_none();
+            let is_locked = |info: &VolumeInfo| info.encryption == VolumeEncryption::Locked;
+            if is_begun || has_order || !pool.volumes().iter().any(is_locked) {
+                continue;
+            }
+            let (server, own) = (self.clone(), name.clone());
+            let unlocking = spawn(async move {
+                // Without the lock, because key files may hang.
+                let found = server.keys_of_locked(&own, &pool).await;
+                drop(pool);
+                let _order = server.pools.lock(&own).await;
+                server.serve_found(&own, found);
+                // Removing the opening ends this task.
+                let opening = server.pools.openings.borrow_mut().remove(&own);
+                drop(opening);
+            });
+            self.pools.openings.borrow_mut().insert(name, unlocking.abort_on_drop());
+        }
+    }
+
+    /// Serves volumes whose keys were found. An order may have changed them meanwhile.
+    fn serve_found(&self, name: &str, found: Vec<FoundKey>) {
+        let Ok(PoolSlot { state: PoolState::Open(pool), .. }) = self.pools.slot(name) else {
+            return;
+        };
+        for (before, key) in found {
+            let now = pool.volume(&before.name).filter(|now| now.uuid == before.uuid);
+            let Some(info) = now.filter(|now| now.encryption == VolumeEncryption::Locked) else {
+                continue;
+            };
+            let is_leg = matches!(self.pools.state_of(name, &info), VolumeState::Leg { .. });
+            // The mirror of a leg reports its reason.
+            if key.is_ok() || !is_leg {
+                // The reason is noted.
+                let served = self.serve_with_key(name, &pool, &info, key);
+                if served.is_ok() {
+                    tracing::info!("volume {} of pool {name} has its key back", info.name);
+                }
+            }
+        }
     }
 
     /// Serves the locked volumes of a pool that was just opened. The caller has its lock.

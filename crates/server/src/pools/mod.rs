@@ -472,7 +472,7 @@ impl Server {
         set
     }
 
-    /// Retries closed pools, and watches the fullness of open ones, while the server runs.
+    /// Retries closed pools and locked volumes, and watches the fullness of open ones, while the server runs.
     pub(crate) async fn keep_pools(self: Rc<Self>) {
         let mut recorded = time::now();
         // Recording runs in a task, because the state directory may hang.
@@ -480,6 +480,7 @@ impl Server {
         loop {
             time::sleep(POOL_PAUSE).await;
             self.begin_openings();
+            self.begin_unlocks();
             self.serve_ended();
             self.note_missing_volumes();
             self.pools.watch();

@@ -416,8 +416,9 @@ impl Server {
                 format!("volume {name} is taken out of service and served with its new settings")
             }
         });
-        if let KeyChange::Next { .. } = key {
+        if let KeyChange::Next { present, .. } = &key {
             outcome.outcome += "; its former key opens only old copies of the devices from then on";
+            outcome.outcome += &key_files::former_key_users(&pool, name, present);
         }
         let lost =
             before.is_err().then(|| "its former settings, allowed hosts included".to_owned());
