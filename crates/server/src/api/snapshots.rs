@@ -47,8 +47,8 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
     let description = "A part of the stream of a snapshot from `offset_bytes` on, with `since` of \
                        what differs from that snapshot.";
     router.get("/v1/snapshots/{name}/stream", description, on(api, Api::send_part));
-    let description = "Receives frames of a stream, for a new volume in `pool` with `compression`, \
-                       or with `force` although hosts are attached, or changes or a part of \
+    let description = "Receives frames of a stream, for a new volume in `pool` with `compression` \
+                       and `encryption_key_file`, or with `force` although hosts are attached, or changes or a part of \
                        another stream are discarded. After the first frame, frames before \
                        `position_bytes` may be left out.";
     router.post(STREAM_PATTERN, description, on(api, Api::receive_part));
@@ -104,10 +104,12 @@ impl Api {
         let server = self.server.clone();
         // The order survives its client.
         let work = spawn(async move {
-            let [pool, compression, force] = call.parameters(["pool", "compression", "force"])?;
+            let [pool, compression, key_file, force] =
+                call.parameters(["pool", "compression", "encryption_key_file", "force"])?;
             let (name, bytes) = (call.text("name"), call.bytes(STREAM_TYPE)?);
             let force = boolean("force", force)?;
-            server.receive_part(ReceivePart { name, pool, compression, force, bytes }).await
+            let part = ReceivePart { name, pool, compression, key_file, force, bytes };
+            server.receive_part(part).await
         });
         let stopping = || {
             Problem::stopping(

@@ -37,6 +37,8 @@ pub(crate) struct ReceivePart<'a> {
     pub(crate) pool: Option<&'a str>,
     /// Compression of a new volume.
     pub(crate) compression: Option<&'a str>,
+    /// Key file on the server that encrypts a new volume.
+    pub(crate) key_file: Option<&'a str>,
     /// Discards writes since the base, and disconnects hosts.
     pub(crate) force: bool,
     /// Whole frames.
@@ -230,8 +232,12 @@ impl Server {
             let pool_name = part.pool.ok_or_else(|| {
                 Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
             })?;
-            let settings = settings::compressed(part.compression.unwrap_or_default());
-            let made = self.create_received(name, pool_name, &stream, start, &settings, None).await;
+            let mut settings = settings::compressed(part.compression.unwrap_or_default());
+            settings.extend(part.key_file.map(with_key_file));
+            // An unknown pool is reported before a missing key.
+            self.pools.open_pool(pool_name)?;
+            let key = key_files::for_creation(&settings).await?;
+            let made = self.create_received(name, pool_name, &stream, start, &settings, key).await;
             let device = made?;
             return Ok(receiver(device, 0));
         };
@@ -247,6 +253,9 @@ impl Server {
         let keeps = matches!(step, ReceiveStep::Continue { .. } | ReceiveStep::Rebase { .. });
         if let (Some(wanted), true) = (part.compression, keeps) {
             check_same_compression(name, info, wanted)?;
+        }
+        if let (Some(wanted), true) = (part.key_file, keeps) {
+            check_same_key_file(name, info, wanted)?;
         }
         match step {
             ReceiveStep::Done => Ok(None),
@@ -276,8 +285,8 @@ impl Server {
                 let mut settings = settings;
                 // Its next content is encrypted as well.
                 let former = settings::from_properties(&info.properties).unwrap_or_default();
-                let key_file = former.get(KEY_FILE_KEY);
-                settings.extend(key_file.map(|path| (KEY_FILE_KEY.to_owned(), path.clone())));
+                let key_file = settings::key_file(&former).ok().flatten();
+                settings.extend(part.key_file.or(key_file).map(with_key_file));
                 // A refusal must not follow the deletion.
                 self.checked(pool_name, name, &settings, None)?;
                 let key = key_files::for_creation(&settings).await?;
@@ -451,6 +460,23 @@ fn check_same_compression(name: &str, info: &VolumeInfo, wanted: &str) -> Result
              change it with flagstone volume set {name} --compression {wanted} once it is received"
         ))),
     }
+}
+
+fn with_key_file(path: &str) -> (String, serde_json::Value) {
+    (KEY_FILE_KEY.to_owned(), path.into())
+}
+
+fn check_same_key_file(name: &str, info: &VolumeInfo, wanted: &str) -> Result<(), Problem> {
+    let settings = settings::from_properties(&info.properties).unwrap_or_default();
+    let own = settings::key_file(&settings).ok().flatten();
+    let why = match (info.encryption, own) {
+        (VolumeEncryption::None, _) => "is not encrypted".to_owned(),
+        (_, Some(own)) if own == wanted => return Ok(()),
+        (_, own) => format!("has key file {}", own.unwrap_or("-")),
+    };
+    Err(Problem::conflict(format!(
+        "volume {name} exists already, and {why}: leave --encryption-key-file out"
+    )))
 }
 
 /// Marks a volume that gets other content as one that has nothing of a stream yet.

@@ -126,7 +126,14 @@ impl Bed {
     }
 
     async fn receive(&self, name: &str, bytes: &[u8]) -> String {
-        let part = ReceivePart { name, pool: Some("fast"), compression: None, force: false, bytes };
+        let part = ReceivePart {
+            name,
+            pool: Some("fast"),
+            compression: None,
+            key_file: None,
+            force: false,
+            bytes,
+        };
         let answer = self.server.receive_part(part).await.unwrap();
         assert!(answer.complete, "{answer:?}");
         answer.outcome
@@ -422,6 +429,7 @@ fn refused_stream_does_not_end_a_receive() {
             name: "copy",
             pool: Some("fast"),
             compression: None,
+            key_file: None,
             bytes,
             force: false,
         };
