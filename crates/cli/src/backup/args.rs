@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
+use flagstone_pool::Compression;
 use flagstone_units::parse_duration;
 
 use crate::status::server::ApiArgs;
@@ -139,6 +140,17 @@ pub(crate) struct RestoreArgs {
     /// Pool of the new volume
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
+    /// Compression of the new volume: off, lz4, zstd, or auto (lz4 when written, zstd when cold)
+    #[arg(
+        long,
+        value_name = "MODE",
+        value_parser = Compression::ALL.map(Compression::name),
+        conflicts_with = "to_file"
+    )]
+    pub(crate) compression: Option<String>,
+    /// File on the server with the key that encrypts the new volume
+    #[arg(long, value_name = "FILE", conflicts_with = "to_file")]
+    pub(crate) encryption_key_file: Option<PathBuf>,
     /// Write a new, sparse file instead, without a server
     #[arg(long, value_name = "FILE", conflicts_with_all = ["volume", "api"])]
     pub(crate) to_file: Option<PathBuf>,

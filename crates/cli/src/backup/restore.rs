@@ -164,7 +164,8 @@ fn to_pool(
     let target = ReceiveArgs {
         name: volume.to_owned(),
         pool: args.pool.clone(),
-        compression: None,
+        compression: args.compression.clone(),
+        encryption_key_file: args.encryption_key_file.clone(),
         force: ForceArgs { force: false },
         json: false,
         api: args.api.clone(),

@@ -107,6 +107,9 @@ pub(crate) struct ReceiveArgs {
     /// Compression of a new volume: off, lz4, zstd, or auto (lz4 when written, zstd when cold)
     #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
     pub(crate) compression: Option<String>,
+    /// File on the server with the key that encrypts a new volume
+    #[arg(long, value_name = "FILE")]
+    pub(crate) encryption_key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) force: ForceArgs,
     /// Print the server's JSON document (docs/api.md)

@@ -11,6 +11,7 @@ use flagstone_server::limits::RECEIVE_RECORD_BYTES;
 use flagstone_units::exact_size;
 use indicatif::ProgressBar;
 
+use super::absolute;
 use super::args::{ReceiveArgs, SendArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::{print, progress_bar};
@@ -183,8 +184,14 @@ pub(crate) fn receive_from(
     let pool = pool.unwrap_or_default();
     let compression = args.compression.as_ref().map(|mode| format!("&compression={mode}"));
     let compression = compression.unwrap_or_default();
+    let key = match &args.encryption_key_file {
+        Some(file) => {
+            format!("&encryption_key_file={}", encode(&absolute(std::slice::from_ref(file))?[0]))
+        }
+        None => String::new(),
+    };
     let force = args.force.force;
-    let path = format!("/v1/volumes/{name}/receive?force={force}{pool}{compression}");
+    let path = format!("/v1/volumes/{name}/receive?force={force}{pool}{compression}{key}");
     let mut watch = Watch::new(0);
     let mut has_begun = false;
     // The first frame, and the part of the body that the server needs.
@@ -246,13 +253,15 @@ mod tests {
     /// The message was "the server stopped answering: early eof".
     #[test]
     fn restarted_server_leaves_advice() {
-        let line = "flagstone volume receive db --pool fast --compression zstd";
+        let line = "flagstone volume receive db --pool fast --compression zstd \
+                    --encryption-key-file /keys/db";
         let cli = crate::args::Cli::try_parse_from(line.split(' ')).unwrap();
         let crate::args::Command::Volume(args) = cli.command else { panic!("{line}") };
         let crate::pool::args::VolumeCommand::Receive(args) = args.command else {
             panic!("{line}")
         };
         assert_eq!(args.compression.as_deref(), Some("zstd"));
+        assert!(args.encryption_key_file.is_some());
         let text = lost(&args, Some(64 << 20), &"connection reset");
         for part in [
             "connection reset",
