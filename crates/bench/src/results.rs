@@ -51,7 +51,7 @@ pub struct ResultRecord {
     pub command: String,
     /// File in `raw/` with the tool's output.
     pub raw: Option<String>,
-    /// Bytes that the layer below wrote meanwhile, by the user's command.
+    /// Bytes that the layer below wrote meanwhile, without the warm-up, by the user's command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
     pub measurement: Measurement,

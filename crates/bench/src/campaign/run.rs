@@ -169,16 +169,12 @@ impl Campaign<'_> {
                 if step.repetition == 0 {
                     steps::before(self.plan, job, target, self.interrupt)?;
                 }
-                let before = steps::written(self.plan, target, self.interrupt)?;
                 let watch = Stopwatch::start();
                 let mut record = self.measure(step, &driven[step.target], watcher)?;
                 // A crash later on leaves at most one measurement's writes unrecorded.
                 if self.plan.destroys() {
                     own_files.settle();
                 }
-                let after = steps::written(self.plan, target, self.interrupt)?;
-                let written = |(after, before): (u64, u64)| after.saturating_sub(before);
-                record.written_bytes = after.zip(before).map(written);
                 pace.add(self.plan.step_seconds(step), watch.seconds());
                 record.provenance = provenances[step.target];
                 self.store.append(&record)?;
@@ -238,8 +234,10 @@ impl Campaign<'_> {
         let job = self.plan.fitted(step, driven.size_bytes());
         let started_unix_s = os::unix_seconds();
         let mut meter = CpuMeter::new(&driven.servers, job.ramp_ms);
+        let mut written = steps::WrittenMeter::new(self.plan, target, self.interrupt, job.ramp_ms);
         let mut tick = || {
             meter.tick();
+            written.tick();
             watcher.tick();
         };
         let (mut measurement, raw, command, tool) = match (&target.disks[0], self.fio) {
@@ -256,6 +254,7 @@ impl Campaign<'_> {
             (_, None) => return Err(Error::FioMissing),
         };
         let metered = meter.end();
+        let written_bytes = written.end()?;
         measurement.cpu = measurement.cpu.or(metered.host);
         measurement.server = metered.server;
         let raw = self.store.raw(&job.name, step.target, step.repetition, &raw)?;
@@ -265,6 +264,7 @@ impl Campaign<'_> {
             tool,
             command,
             raw: Some(raw),
+            written_bytes,
             ..ResultRecord::new(
                 &self.plan.suite,
                 &job,

@@ -10,6 +10,7 @@ use super::{CampaignPlan, WRITTEN};
 use crate::error::Error;
 use crate::job::BenchJob;
 use crate::limits::STEP_BYTES;
+use crate::os::Stopwatch;
 use crate::process::{self, Interrupt};
 use crate::target::BenchTarget;
 
@@ -64,7 +65,7 @@ pub(super) fn before(
 ///
 /// # Errors
 /// A command that fails or prints no number, or the user's interruption.
-pub(super) fn written(
+fn written(
     plan: &CampaignPlan,
     target: &BenchTarget,
     interrupt: &Interrupt,
@@ -73,6 +74,55 @@ pub(super) fn written(
     let number = said.trim().parse::<u64>();
     let wrong = |_| Error::Usage(format!("--step {WRITTEN}: `{}` is no number", said.trim()));
     number.map(Some).map_err(wrong)
+}
+
+/// Meter of the bytes that the layer below writes while a job is measured, without its warm-up.
+pub(super) struct WrittenMeter<'a> {
+    plan: &'a CampaignPlan,
+    target: &'a BenchTarget,
+    interrupt: &'a Interrupt,
+    ramp_s: f64,
+    watch: Stopwatch,
+    begun: Option<Result<Option<u64>, Error>>,
+}
+
+impl<'a> WrittenMeter<'a> {
+    pub(super) fn new(
+        plan: &'a CampaignPlan,
+        target: &'a BenchTarget,
+        interrupt: &'a Interrupt,
+        ramp_ms: u64,
+    ) -> WrittenMeter<'a> {
+        let ramp_s = ramp_ms as f64 / 1e3;
+        let mut meter = WrittenMeter {
+            plan,
+            target,
+            interrupt,
+            ramp_s,
+            watch: Stopwatch::start(),
+            begun: None,
+        };
+        meter.tick();
+        meter
+    }
+
+    /// Called repeatedly; takes the first reading after the warm-up.
+    pub(super) fn tick(&mut self) {
+        if self.begun.is_none() && self.watch.seconds() >= self.ramp_s {
+            self.begun = Some(written(self.plan, self.target, self.interrupt));
+        }
+    }
+
+    /// Bytes since the end of the warm-up; `None` without a command, or if the warm-up has not
+    /// ended.
+    ///
+    /// # Errors
+    /// As [`written`].
+    pub(super) fn end(self) -> Result<Option<u64>, Error> {
+        let Some(before) = self.begun.transpose()?.flatten() else { return Ok(None) };
+        let after = written(self.plan, self.target, self.interrupt)?;
+        Ok(after.map(|after| after.saturating_sub(before)))
+    }
 }
 
 #[cfg(test)]
@@ -117,6 +167,30 @@ mod tests {
         let text = std::fs::read_to_string(file).unwrap();
         assert_eq!((text.lines().count(), text.lines().last()), (9, Some("thin 9")));
         assert_eq!(written(&plan, &plan.targets[0], &never).unwrap(), Some(4096));
+    }
+
+    /// Regression test: the bytes of the warm-up counted.
+    #[test]
+    fn warm_up_is_not_in_written_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("written");
+        let plan = plan(&[("written", &format!("cat {}", file.display()))]);
+        let never = Interrupt::never();
+        let meter = |ramp_ms| WrittenMeter::new(&plan, &plan.targets[0], &never, ramp_ms);
+        std::fs::write(&file, "1000").unwrap();
+        let mut warm = meter(1);
+        std::fs::write(&file, "5000").unwrap();
+        while warm.watch.seconds() < 0.001 {}
+        warm.tick();
+        std::fs::write(&file, "7000").unwrap();
+        warm.tick();
+        assert_eq!(warm.end().unwrap(), Some(2000), "since the end of the warm-up");
+        let cold = meter(0);
+        std::fs::write(&file, "8000").unwrap();
+        assert_eq!(cold.end().unwrap(), Some(1000));
+        let mut early = meter(1_000_000);
+        early.tick();
+        assert_eq!(early.end().unwrap(), None, "the warm-up is not over");
     }
 
     #[test]
