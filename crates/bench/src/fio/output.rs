@@ -181,6 +181,8 @@ fn percentiles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(f64, f
 struct Raw {
     #[serde(rename = "fio version")]
     version: String,
+    /// Time of the report, in s since 1970.
+    timestamp: Option<u64>,
     #[serde(default, rename = "global options")]
     global: FioOptions,
     #[serde(default, deserialize_with = "jobs")]
@@ -243,20 +245,30 @@ fn beginning(text: &str) -> Option<usize> {
     text.find("\n{").map(|at| at + 1).or_else(|| text.find('{'))
 }
 
-/// Parses the JSON in fio's output, which may be between other text. Of several objects
+/// Parses the JSON in fio's output, which may be between other text. Of several objects of one run
 /// (`--status-interval`) the last one describes the whole run.
+///
+/// # Errors
+/// There is no result, one that cannot be read, or results of several runs.
 pub fn parse(text: &str) -> Result<Output, String> {
-    let start = beginning(text).ok_or("there is no JSON in it")?;
-    let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Raw>();
-    let mut raw = values.next().ok_or("there is no JSON in it")?.map_err(said)?;
+    let mut rest = &text[beginning(text).ok_or("there is no JSON in it")?..];
+    let mut last: Option<Raw> = None;
     loop {
-        match values.next() {
-            Some(Ok(later)) => raw = later,
-            Some(Err(error)) if error.is_eof() => return Err(said(error)),
-            // Other text, such as the report for people.
-            Some(Err(_)) | None => break,
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Raw>();
+        let raw = values.next().ok_or("there is no JSON in it")?.map_err(said)?;
+        if last.is_some_and(|before| !raw.continues(&before)) {
+            return Err("it has results of several runs: put each into its own file".to_owned());
+        }
+        let after = &rest[values.byte_offset()..];
+        last = Some(raw);
+        // Other text may follow, such as the report for people, and another object after that.
+        let next = after.trim_start();
+        match next.strip_prefix('{').map(|_| 0).or_else(|| next.find("\n{").map(|at| at + 1)) {
+            Some(at) => rest = &next[at..],
+            None => break,
         }
     }
+    let raw = last.ok_or("there is no JSON in it")?;
     let mut jobs = raw.jobs;
     if jobs.is_empty() {
         jobs = raw.client_stats;
@@ -271,6 +283,41 @@ pub fn parse(text: &str) -> Result<Output, String> {
         check(job)?;
     }
     Ok(Output { version: raw.version, global: raw.global, jobs })
+}
+
+/// Difference in the start of a run, as computed from whole seconds of two reports.
+const START_SECONDS: u64 = 2;
+
+impl Raw {
+    /// Whether this is a later report of the same run: the same jobs, started at the same time, and
+    /// none with fewer requests than before.
+    fn continues(&self, before: &Raw) -> bool {
+        let all = |raw: &Raw| -> Vec<_> {
+            raw.jobs.iter().chain(&raw.client_stats).cloned().collect::<Vec<JobOutput>>()
+        };
+        let (now, then) = (all(self), all(before));
+        let is_same = |(now, then): (&JobOutput, &JobOutput)| {
+            let sides = |job: &JobOutput| {
+                [&job.read, &job.write, &job.trim, &job.mixed].map(|side| side.total_ios)
+            };
+            let start = now.job_start.zip(then.job_start);
+            (&now.name, now.groupid, &now.hostname, &now.options)
+                == (&then.name, then.groupid, &then.hostname, &then.options)
+                && start.is_none_or(|(now, then)| now == then)
+                && sides(now).iter().zip(sides(then)).all(|(now, then)| *now >= then)
+        };
+        let starts = self.started_s().zip(before.started_s());
+        self.global == before.global
+            && now.len() >= then.len()
+            && starts.is_none_or(|(now, then)| now.abs_diff(then) <= START_SECONDS)
+            && now.iter().zip(&then).all(is_same)
+    }
+
+    /// Start of the run in seconds since 1970; `None` if the report does not give it.
+    fn started_s(&self) -> Option<u64> {
+        let elapsed = self.jobs.iter().chain(&self.client_stats).filter_map(|job| job.elapsed);
+        self.timestamp?.checked_sub(elapsed.max()?)
+    }
 }
 
 /// Above any plausible figure in any unit; sums of smaller figures stay finite.
@@ -363,6 +410,28 @@ mod tests {
         assert_eq!(twice.jobs[0].read.iops, 2000.5, "the last of a run with --status-interval");
         let error = parse(&format!("{json}\n{}", &later[..300])).expect_err("it is cut");
         assert!(error.contains("in the middle"), "{error}");
+    }
+
+    /// Regression test: only the last of several results was judged.
+    #[test]
+    fn results_of_several_runs_are_refused() {
+        let run = |timestamp: u64, name: &str, ios: u64| {
+            format!(
+                r#"{{"fio version": "fio-3.33", "timestamp": {timestamp}, "jobs": [{{"jobname": "{name}",
+                "elapsed": 60, "read": {{"total_ios": {ios}}}}}]}}"#
+            )
+        };
+        let first = run(1000, "a", 100);
+        for second in [run(1061, "a", 100), run(1000, "b", 100), run(1000, "a", 99)] {
+            for between in ["\n", "", "\nfio: a warning\n"] {
+                let error = parse(&format!("{first}{between}{second}")).expect_err("two runs");
+                assert!(error.contains("several runs"), "{error}");
+            }
+        }
+        assert!(parse(&format!("{first}\n{}", run(1001, "a", 100))).is_ok(), "one run");
+        for broken in ["{\"fio version\": 7}", "{ nonsense", "{\"jobs\": []}"] {
+            assert!(parse(&format!("{first}\n{broken}\n")).is_err(), "{broken}");
+        }
     }
 
     #[test]
