@@ -1,9 +1,11 @@
 //! Options that fio repeats in its output: names and values as given.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use flagstone_units::{parse_duration, parse_size};
-use serde::{Deserialize, Deserializer, de};
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::limits::FIO_OPTIONS;
 
@@ -12,29 +14,80 @@ use crate::limits::FIO_OPTIONS;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FioOptions(BTreeMap<String, String>);
 
-/// A value: fio writes strings; other producers write numbers and booleans.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected the value of an option")]
-enum Value {
-    Text(String),
-    Number(serde_json::Number),
-    Truth(bool),
-    Nothing(()),
+/// A value: fio writes strings; other producers write numbers and booleans. Anything nested is
+/// refused at its start, before it takes memory.
+struct Value(String);
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(ValueVisitor).map(Value)
+    }
+}
+
+struct ValueVisitor;
+
+impl Visitor<'_> for ValueVisitor {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the value of an option")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+
+    fn visit_string<E: de::Error>(self, text: String) -> Result<String, E> {
+        Ok(text)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_bool<E: de::Error>(self, truth: bool) -> Result<String, E> {
+        Ok(u8::from(truth).to_string())
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<String, E> {
+        Ok(String::new())
+    }
+}
+
+struct OptionsVisitor;
+
+impl<'de> Visitor<'de> for OptionsVisitor {
+    type Value = FioOptions;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of options")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<FioOptions, M::Error> {
+        let mut out = BTreeMap::new();
+        let mut count = 0;
+        while let Some((name, value)) = map.next_entry::<String, Value>()? {
+            count += 1;
+            if count > FIO_OPTIONS {
+                return Err(de::Error::custom("too many options"));
+            }
+            out.insert(name, value.0);
+        }
+        Ok(FioOptions(out))
+    }
 }
 
 impl<'de> Deserialize<'de> for FioOptions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FioOptions, D::Error> {
-        let options = BTreeMap::<String, Value>::deserialize(deserializer)?;
-        if options.len() > FIO_OPTIONS {
-            return Err(de::Error::custom("too many options"));
-        }
-        let text = |value| match value {
-            Value::Text(text) => text,
-            Value::Number(number) => number.to_string(),
-            Value::Truth(truth) => u8::from(truth).to_string(),
-            Value::Nothing(()) => String::new(),
-        };
-        Ok(FioOptions(options.into_iter().map(|(name, value)| (name, text(value))).collect()))
+        deserializer.deserialize_map(OptionsVisitor)
     }
 }
 
@@ -131,12 +184,15 @@ mod tests {
 
     #[test]
     fn fio_option_values_and_their_limit() {
-        for nested in [r#"{"a": [1]}"#, r#"{"a": {}}"#] {
+        // Regression test: a nested value was read to its end, at 18 times its size in memory.
+        for nested in [r#"{"a": [1]}"#, r#"{"a": {}}"#, r#"{"a": [1, oops"#, r#"{"a": {oops"#] {
             let error = serde_json::from_str::<FioOptions>(nested).unwrap_err().to_string();
             assert!(error.contains("expected the value of an option"), "{error}");
         }
         let many: Vec<_> = (0..=FIO_OPTIONS).map(|n| format!("\"{n}\": \"\"")).collect();
         let error = serde_json::from_str::<FioOptions>(&format!("{{{}}}", many.join(",")));
         assert!(error.unwrap_err().to_string().contains("too many options"));
+        let open = serde_json::from_str::<FioOptions>(&format!("{{{}, oops", many.join(",")));
+        assert!(open.unwrap_err().to_string().contains("too many options"), "while reading");
     }
 }
