@@ -40,7 +40,7 @@ pub(crate) const TARGETS: usize = 64;
 pub const DISKS: usize = 128;
 /// Resamples of a bootstrap: the 2.5 % tail has 250 samples, known to about 6 %.
 pub(crate) const RESAMPLES: usize = 10_000;
-/// Upper bound of `n x m` for the exact test of Mann and Whitney; it counts in `n x m x (n x m)`
+/// Upper bound of `n x m` for the exact test of Mann and Whitney; 50 and 50 values take some 10^7
 /// steps. Larger samples use the normal approximation.
 pub(crate) const EXACT_PAIRS: usize = 2500;
 /// Repetitions and rounds of a campaign.
