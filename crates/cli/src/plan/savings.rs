@@ -217,7 +217,8 @@ fn text(
         head.push(("USD/month", Right));
         head.push(("interval", Right));
     }
-    let cells = rows.iter().map(|row| cells(row, price.is_some())).collect::<Vec<_>>();
+    let is_whole = method.everything && report.unreadable_bytes == 0;
+    let cells = rows.iter().map(|row| cells(row, price.is_some(), is_whole)).collect::<Vec<_>>();
     bold_table(lines(&head, &cells), paint, &mut out);
     list("method", &notes(method, price), paint, &mut out);
     list(
@@ -240,10 +241,12 @@ fn text(
     out
 }
 
-fn cells(row: &Row, priced: bool) -> Vec<String> {
+/// `is_whole`: all of the data was read. Bounds of a sample may only look equal.
+fn cells(row: &Row, priced: bool, is_whole: bool) -> Vec<String> {
     let percent = |share: f64| format!("{:.1}", share * 100.0);
     let (share, money) = (row.share, row.money());
-    let range = |low: String, high: String| match low == high {
+    let is_exact = is_whole && share.low == share.high;
+    let range = |low: String, high: String| match is_exact {
         true => "exact".to_owned(),
         false => format!("{low} to {high}"),
     };
@@ -293,6 +296,25 @@ fn notes(method: &Method, price: Option<&CapacityPrice>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Regression test: a sample whose bounds round to the same number was called exact.
+    #[test]
+    fn only_whole_surveys_are_exact() {
+        let row = |low, high| Row {
+            measure: "lz4",
+            title: "lz4",
+            share: Bounds { estimate: Some(low), low, high },
+            size_bytes: 1 << 30,
+            usd_per_byte: Some(1e-9),
+        };
+        let intervals = |row: &Row, is_whole| {
+            let cells = cells(row, true, is_whole);
+            [cells[2].clone(), cells[5].clone()]
+        };
+        assert_eq!(intervals(&row(0.25, 0.25), true), ["exact", "exact"]);
+        assert_eq!(intervals(&row(0.25, 0.25), false)[0], "25.0 to 25.0");
+        assert_eq!(intervals(&row(0.25, 0.250_001), true)[0], "25.0 to 25.0");
+    }
 
     #[test]
     fn sample_sizes_are_shares_or_bytes() {
