@@ -383,7 +383,13 @@ fn broken_results_name_their_line() {
         let (_, errors) = bench.ends(&format!("{command} r"), 1);
         assert!(errors.contains("r/results.jsonl:2: "), "{errors}");
     }
+    let (listed, _) = bench.ends("list .", 1);
+    assert!(listed.contains("./r") && listed.contains("results.jsonl:2: "), "{listed}");
+    let (_, errors) = bench.ends("list none", 1);
+    assert!(errors.contains("cannot list none"), "{errors}");
+    bench.ends("list", 0);
     bench.say("r/results.jsonl", "");
+    bench.ends("list .", 0);
     let (_, errors) = bench.ends("report r", 2);
     assert!(errors.contains("has no results"), "{errors}");
 }
