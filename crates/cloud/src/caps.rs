@@ -187,12 +187,15 @@ pub(crate) enum UnknownLimit {
     Disk(Dimension),
     /// Of the machine for all disks of the type.
     Machine(Dimension),
+    /// Of the machine's network, which bounds writes of the type.
+    Egress,
 }
 
 impl UnknownLimit {
     pub(crate) fn dimension(self) -> Dimension {
         match self {
             UnknownLimit::Disk(dimension) | UnknownLimit::Machine(dimension) => dimension,
+            UnknownLimit::Egress => Dimension::Throughput,
         }
     }
 }
@@ -227,6 +230,9 @@ impl Placement<'_> {
             };
             let unknown = DIMENSIONS.into_iter().filter(|dimension| lacks(is_known(*dimension)));
             out.extend(unknown.map(UnknownLimit::Machine));
+        }
+        if mix.write > 0.0 && self.disk.uses_egress && self.egress_gbit_per_s.is_none() {
+            out.push(UnknownLimit::Egress);
         }
         out
     }

@@ -127,9 +127,6 @@ pub(crate) fn not_known(
             "the limit of {machine} for {kind}: the prediction covers the other limits"
         ));
     }
-    if mix.write > 0.0 && placement.disk.uses_egress && placement.egress_gbit_per_s.is_none() {
-        out.push(format!("the network egress of {machine}, which bounds writes"));
-    }
     if mix.write > 0.0
         && !placement.disk.uses_egress
         && !local
@@ -173,6 +170,7 @@ pub(crate) fn unknown_limit(placement: &Placement<'_>, limit: &UnknownLimit) -> 
         UnknownLimit::Machine(_) => {
             format!("the limit of {machine} for the {what} of {kind}")
         }
+        UnknownLimit::Egress => format!("the network egress of {machine}, which bounds writes"),
     }
 }
 

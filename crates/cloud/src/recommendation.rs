@@ -178,7 +178,9 @@ impl Recommender<'_, '_> {
         let at = |row| {
             let mut caps = vm_caps(row, cap.kind, (&table.source, None));
             let same = caps.find(|other| other.dimension == cap.dimension);
-            same.map_or(f64::INFINITY, |cap| self.mix.iops_under_one(&cap))
+            // An unknown limit promises nothing.
+            let iops = same.map(|cap| self.mix.iops_under_one(&cap));
+            iops.filter(|iops| iops.is_finite()).unwrap_or(0.0)
         };
         let mut better: Vec<_> = table
             .rows

@@ -555,6 +555,27 @@ fn unknown_machine_iops_carry_no_need() {
     assert_eq!(found.confidence, Confidence::C);
 }
 
+/// Regression test: the machine without a known limit was recommended, with endless IOPS.
+#[test]
+fn unknown_machine_is_not_recommended() {
+    let machine = "c4-standard-192";
+    let disk = DiskConfiguration::new(current(), "hyperdisk-balanced", 1 << 40, machine).unwrap();
+    let disk = DiskConfiguration { disks: 8, provisioned_iops: Some(100_000.0), ..disk };
+    let found = current().predict(&disk, &Workload::random(4096, 100)).unwrap();
+    assert!(!format!("{found:?}").contains("workload_iops: inf }"), "{:?}", found.binding);
+}
+
+/// Regression test: writes on a machine of unknown egress had none.
+#[test]
+fn unknown_egress_carries_no_written_throughput() {
+    let scope = Scope { machines: vec!["f1".to_owned(), "g1".to_owned()], ..Scope::default() };
+    let ask = |need| current().cheapest(&need, &scope, &Prices::default(), (9, false)).unwrap();
+    let answer = ask(Need { write_iops: 10.0, bytes_per_s: 1e6, ..throughput(0.0) });
+    assert!(answer.found.iter().all(|found| found.kind != "pd-ssd"), "{:?}", answer.found);
+    let written = Need { write_iops: 10.0, ..throughput(0.0) };
+    assert!(ask(written).found.iter().all(|found| found.confidence == Confidence::C));
+}
+
 /// Regression test: only machines named FAMILY-standard-N had a price, and typing mistakes passed.
 #[test]
 fn every_priced_machine_is_searched() {

@@ -48,7 +48,7 @@ fn machine_of(family: &str, selector: &str) -> String {
             match (family, first) {
                 ("n2" | "n2d", "1") => format!("{family}-custom-1-1024"),
                 ("m3", "32") => "m3-ultramem-32".to_owned(),
-                ("m3", _) => format!("m3-megamem-{first}"),
+                ("m3" | "m4", _) => format!("{family}-megamem-{first}"),
                 _ => format!("{family}-standard-{first}"),
             }
         }

@@ -367,6 +367,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 let unknown = describe::unknown_limit(placement, &limit);
                 (format!("{unknown}, so that it is left out"), GapOf::Disk)
             }
+            UnknownLimit::Egress => {
+                ("the network egress, so that they are left out,".to_owned(), GapOf::Machine)
+            }
             UnknownLimit::Machine(_) => {
                 (format!("{what} limits of {kind}, so that they are left out,"), GapOf::Machine)
             }
