@@ -20,7 +20,7 @@ use super::model::{
 };
 use super::reader::suggestion;
 use crate::api_spec::{ApiSpec, default_sockets};
-use crate::device_spec::{DeviceSpec, normalized};
+use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
 use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::Uuid;
@@ -334,10 +334,7 @@ fn check_devices(volumes: &[RawVolume], report: &Report) {
             if matches!(device.value, DeviceSpec::Memory { .. } | DeviceSpec::Null { .. }) {
                 continue;
             }
-            let name = match &device.value {
-                DeviceSpec::Path(path) => normalized(path).display().to_string(),
-                other => other.to_string(),
-            };
+            let name = device.value.identity();
             match seen.get(&name) {
                 Some((_, first_read_only)) if *first_read_only && volume.read_only => {}
                 Some((first, _)) => {

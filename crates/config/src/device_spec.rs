@@ -191,6 +191,14 @@ pub enum DeviceSpecError {
 }
 
 impl DeviceSpec {
+    /// The device by one name, whatever the spelling of its path.
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            DeviceSpec::Path(path) => normalized(path).display().to_string(),
+            other => other.to_string(),
+        }
+    }
+
     /// Returns true for an NVMe/TCP or NBD device, which is usually on another machine.
     pub fn is_remote(&self) -> bool {
         matches!(self, DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_))

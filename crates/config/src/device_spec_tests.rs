@@ -275,6 +275,13 @@ fn one_path_in_two_spellings_is_used_twice() {
         assert!(volumes(a, b).is_some_and(|said| said.contains("is used twice")), "{a} {b}");
     }
     assert_eq!(volumes("/a/b", "/a/../b"), None);
+    let log = |path: &str| {
+        let peer = "[server]\nnode = \"a\"\n[peer.b]\naddress = \"b\"\ninsecure = true\n";
+        let mirror = format!("mirror = {{ peers = [\"b\"], intent_log = \"{path}\" }}");
+        refused(&format!("{peer}[volume.a]\ndevice = \"/a/b\"\n{mirror}\n"))
+    };
+    assert!(log("/a//b").is_some_and(|said| said.contains("/a/b is used twice")));
+    assert!(log("/a/c").is_none_or(|said| !said.contains("used twice")));
     let listen = |key: &str, path: &str| {
         refused(&format!(
             "[server]\nlisten = [\"nbd+unix://{path}\"]\n{key}\n[volume.a]\ndevice = \"/d\"\n"

@@ -371,7 +371,7 @@ fn mirrors(volume: &RawVolume) -> impl Iterator<Item = &RawMirror> {
 fn devices(raw: &RawConfig) -> BTreeMap<String, SourceLocation> {
     let backings = raw.volumes.iter().filter_map(|volume| volume.backing.as_ref());
     let devices = backings.flat_map(|backing| &backing.devices);
-    devices.map(|device| (device.value.to_string(), device.place.clone())).collect()
+    devices.map(|device| (device.value.identity(), device.place.clone())).collect()
 }
 
 fn check_peers(
@@ -519,12 +519,13 @@ fn check_intent_log(
         }
         DeviceSpec::Memory { .. } => {}
         device => {
-            if let Some(first) = taken.insert(device.to_string(), intent_log.place.clone()) {
+            let identity = device.identity();
+            if let Some(first) = taken.insert(identity.clone(), intent_log.place.clone()) {
                 let help = format!(
                     "give volume `{}` a log of its own: two would overwrite each other's",
                     volume.name.value
                 );
-                let message = format!("{device} is used twice");
+                let message = format!("{identity} is used twice");
                 report.error_with(&intent_log.place, message, help, ("first used at", &first));
             }
         }
