@@ -531,7 +531,8 @@ impl State {
                 self.active.forget(*volume);
                 self.blocks_died(*volume);
             }
-            ChunkRecord::Promote { volume } => self.blocks_died(*volume),
+            // Snapshots get another volume, of which the key may be here.
+            ChunkRecord::Promote { .. } if self.has_locked() => self.forget_surveys(),
             _ => {}
         }
         for (id, handle) in &self.handles {
