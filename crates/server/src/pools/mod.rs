@@ -472,7 +472,8 @@ impl Server {
         set
     }
 
-    /// Retries closed pools and locked volumes, and watches the fullness of open ones, while the server runs.
+    /// Retries closed pools and locked volumes, and watches the fullness of open pools, while the
+    /// server runs.
     pub(crate) async fn keep_pools(self: Rc<Self>) {
         let mut recorded = time::now();
         // Recording runs in a task, because the state directory may hang.
