@@ -1,23 +1,22 @@
 //! Encryption at rest with the real server and command line: no plaintext and no key on the
 //! device, volumes without their key, new keys, and copies of encrypted volumes.
 
+#![allow(clippy::disallowed_methods, reason = "the command line reads a stream from a file")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use flagstone_tests::bucket::Bucket;
 use flagstone_tests::http::get;
 use flagstone_tests::pools::Bed;
+use flagstone_tests::process::until;
 use flagstone_tests::server::binary;
 use flagstone_tests::tools::{have, run};
 use serde_json::Value;
 
 /// A repeated text, which compression keeps at least once.
 const PATTERN: &[u8] = b"flagstone secret pattern of volume db\n";
-
-/// Longest wait for the server to find a key that is back. It looks every few seconds.
-const KEY_WAIT: Duration = Duration::from_secs(60);
 
 fn key(bed: &Bed, name: &str) -> PathBuf {
     let path = bed.scratch.join(name);
@@ -81,11 +80,9 @@ fn is_locked(bed: &Bed, name: &str) -> bool {
     reason(bed, name).is_some()
 }
 
+/// Waits until the server has found a key that is back. It looks every few seconds.
 fn until_unlocked(bed: &Bed, name: &str) {
-    let begun = Instant::now();
-    while is_locked(bed, name) {
-        assert!(begun.elapsed() < KEY_WAIT, "{:?}", reason(bed, name));
-    }
+    until("the key is found", || !is_locked(bed, name), || format!("{:?}", reason(bed, name)));
 }
 
 /// Sends a snapshot to a file.
