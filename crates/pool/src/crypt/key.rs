@@ -1,8 +1,9 @@
 //! Keys: the key of an operator encrypts ("wraps") the random data key of a volume, which is stored
 //! with the volume.
 //!
-//! Invariants: keys are erased when dropped, stay in one place on the heap, and are never printed; a wrapped key opens with the right
-//! key of the right pool alone, so a wrong key is refused before anything is decrypted.
+//! Invariants: keys are erased when dropped, stay in one place on the heap, and are never printed;
+//! a wrapped key opens with the right key of the right pool alone, so a wrong key is refused before
+//! anything is decrypted.
 
 use std::fmt;
 

@@ -126,8 +126,8 @@ impl Pool {
     }
 
     /// Wraps the data key of a volume with another key, and replaces the properties of the volume,
-    /// in one durable step. Its clones keep their wrappings of the data key. The former key no longer opens the volume as it is now, but still opens
-    /// old copies of the devices.
+    /// in one durable step. Its clones keep their wrappings of the data key. The former key no
+    /// longer opens the volume as it is now, but still opens old copies of the devices.
     ///
     /// # Errors
     /// As [`Pool::unlock_volume`] for the present key, and as [`Pool::create_volume`].
