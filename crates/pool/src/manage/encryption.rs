@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
+use super::leg;
 use super::pool::Pool;
 use super::shared::{Shared, State};
 use super::volume::{PoolVolume, VolumeOptions};
@@ -153,7 +154,7 @@ impl Pool {
             }
             record.encryption = Some(wrapped);
             record.thick = thick;
-            record.properties = properties.clone();
+            leg::set_properties(record, &properties);
             Ok(())
         })
         .await

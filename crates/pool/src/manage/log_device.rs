@@ -78,14 +78,16 @@ impl Pool {
         Ok(names)
     }
 
-    /// Accepts that one volume lacks changes, so that it can be opened. Nothing happens if it lacks
-    /// none, or was deleted.
+    /// Accepts that one volume lacks changes, so that it can be opened. It is no leg any more.
+    /// Nothing happens if it lacks none, or was deleted.
     ///
     /// # Errors
     /// Errors of the devices.
     pub async fn accept_incomplete(&self, name: &str) -> Result<(), VolumeError> {
         let accepted = self.change(name, |record| {
-            record.incomplete = false;
+            if std::mem::take(&mut record.incomplete) {
+                record.release_leg();
+            }
             Ok(())
         });
         match accepted.await {

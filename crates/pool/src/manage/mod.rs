@@ -9,6 +9,7 @@ mod encryption;
 pub mod grow_closed;
 pub(crate) mod handle;
 pub mod identity;
+pub mod leg;
 pub mod log_device;
 pub mod open;
 pub mod pool;

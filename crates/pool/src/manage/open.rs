@@ -452,15 +452,19 @@ async fn recover(
     Pool::start(storage, sizes, opened).await.map_err(with_log)
 }
 
-/// Marks chosen volumes that lack changes, so that they cannot be opened.
+/// Marks chosen volumes that lack changes, so that they cannot be opened. The others have content of
+/// an earlier time: they are no legs any more.
 fn mark_incomplete(
     volume_table: &mut VolumeTable,
     tail: &TailVolumes,
     is_chosen: impl Fn(&str) -> bool,
 ) {
     for (id, volume) in &mut volume_table.volumes {
-        let lacks = tail.has(*id) && volume.is_present_volume();
-        volume.incomplete |= lacks && is_chosen(&volume.name);
+        match tail.has(*id) && volume.is_present_volume() {
+            true if is_chosen(&volume.name) => volume.incomplete = true,
+            true => volume.release_leg(),
+            false => {}
+        }
     }
 }
 

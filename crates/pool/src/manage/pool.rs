@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::backing::{Claim, ClaimedSpace};
 use super::handle::VolumeHandle;
+use super::leg;
 use super::log_device::LogDeviceStatus;
 use super::shared::{MaintenanceTask, MaintenanceWork, Opened, Shared, State, Update, WriteOut};
 use super::space::{OrderKind, Sizes};
@@ -41,7 +42,7 @@ impl Drop for PoolGuard {
 /// volumes stops it like a crash: call [`Pool::close`] first to make a checkpoint.
 #[derive(Clone)]
 pub struct Pool {
-    guard: Arc<PoolGuard>,
+    pub(super) guard: Arc<PoolGuard>,
 }
 
 impl std::fmt::Debug for Pool {
@@ -476,10 +477,20 @@ impl Pool {
         self.open_volume(name)
     }
 
-    /// Changes a volume in one durable step: `change` gets the present record.
+    /// Changes the volume `name` in one durable step: `change` gets the present record.
     pub(super) async fn change(
         &self,
         name: &str,
+        change: impl Fn(&mut VolumeRecord) -> Result<(), VolumeError>,
+    ) -> Result<(), VolumeError> {
+        self.change_found(name, |volume_table| volume_table.by_name(name), change).await
+    }
+
+    /// Changes a volume that `find` finds again after another order; `name` is for errors.
+    pub(super) async fn change_found(
+        &self,
+        name: &str,
+        find: impl Fn(&VolumeTable) -> Option<&VolumeRecord>,
         change: impl Fn(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
         let claim = |record: &VolumeRecord| {
@@ -487,7 +498,7 @@ impl Pool {
             record.thick.then_some(Claim::Thick { volume, blocks })
         };
         let changed = |volume_table: &VolumeTable| {
-            let mut record = volume_table.by_name(name)?.clone();
+            let mut record = find(volume_table)?.clone();
             change(&mut record).ok()?;
             claim(&record)
         };
@@ -495,8 +506,7 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
-            let old =
-                state.volume_table.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
+            let old = find(&state.volume_table).cloned().ok_or_else(|| self.unknown(name))?;
             let mut record = old.clone();
             change(&mut record)?;
             if record == old {
@@ -544,7 +554,8 @@ impl Pool {
         .await
     }
 
-    /// Replaces the properties of a volume, and whether its size is reserved.
+    /// Replaces the properties of a volume, except [`LEG_PROPERTY`](crate::LEG_PROPERTY), and
+    /// whether its size is reserved.
     ///
     /// # Errors
     /// As [`Pool::create_volume`].
@@ -556,7 +567,7 @@ impl Pool {
     ) -> Result<(), VolumeError> {
         self.change(name, |record| {
             record.thick = thick;
-            record.properties = properties.clone();
+            leg::set_properties(record, &properties);
             Ok(())
         })
         .await

@@ -12,7 +12,7 @@ use flagstone_blockdev::{BlockDevice, Extent, Geometry, IoError, IoFuture, ZeroF
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::handle::VolumeHandle;
-use super::pool::PoolGuard;
+use super::pool::{Pool, PoolGuard};
 use super::shared::{Shared, State};
 use super::space::WriteCost;
 use crate::compress::{compressed_with, decompressed_with};
@@ -138,6 +138,10 @@ impl PoolVolume {
         let record = state.volume_table.volumes.get(&self.io.volume);
         let record = record.filter(|record| record.is_present_volume());
         record.map(|record| VolumeInfo::of(&state, record))
+    }
+
+    pub(super) fn pool(&self) -> Pool {
+        Pool { guard: self.guard.clone() }
     }
 
     fn check(&self, checked: Result<(), IoError>) -> Result<(), IoError> {

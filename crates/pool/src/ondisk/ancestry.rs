@@ -191,6 +191,7 @@ impl VolumeTable {
         (rolled.parent, rolled.adopted) = (snapshot, false);
         // The lost changes belonged to the content that this rollback replaces.
         rolled.incomplete = false;
+        rolled.release_leg();
         self.insert(former)?;
         Ok(hidden)
     }
@@ -314,6 +315,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::ondisk::volume_table::LEG_PROPERTY;
 
     fn order(volumes: &[u32], name: &str) -> SnapshotOrder {
         let volumes = volumes.to_vec();
@@ -395,8 +397,11 @@ mod tests {
     #[test]
     fn rollback_keeps_later_snapshots() {
         let mut volume_table = family();
-        volume_table.volumes.get_mut(&1).unwrap().incomplete = true;
+        let volume = volume_table.volumes.get_mut(&1).unwrap();
+        volume.incomplete = true;
+        volume.properties.insert(LEG_PROPERTY.to_owned(), volume.uuid.to_string());
         assert_eq!(volume_table.rollback(1, 3), Ok(7));
+        assert!(volume_table.volumes[&1].properties.is_empty(), "no mirror wrote its content");
         assert!(!volume_table.volumes[&1].incomplete, "the snapshot has all of its writes");
         assert_eq!(parents(&volume_table)[..2], [(1, 3), (2, 6)]);
         let former = &volume_table.volumes[&7];

@@ -15,6 +15,9 @@ use crate::limits::{
     PROPERTIES_MAX, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX, VOLUME_TABLE_BYTES_MAX, VOLUMES_MAX,
 };
 
+/// Property of a volume whose content only a mirror has changed: the identifier of the volume.
+pub const LEG_PROPERTY: &str = "leg";
+
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
 const FIXED_BYTES: usize = 120;
@@ -114,6 +117,11 @@ impl VolumeRecord {
             properties: BTreeMap::new(),
             encryption: None,
         }
+    }
+
+    /// Ends the use of the volume as a leg.
+    pub fn release_leg(&mut self) {
+        self.properties.remove(LEG_PROPERTY);
     }
 
     fn properties_len(&self) -> usize {
@@ -331,6 +339,11 @@ impl VolumeTable {
     /// The present volume of this name.
     pub fn by_name(&self, name: &str) -> Option<&VolumeRecord> {
         self.present().find(|volume| volume.name == name)
+    }
+
+    /// The present volume with this identifier for hosts.
+    pub fn by_uuid(&self, uuid: PoolId) -> Option<&VolumeRecord> {
+        self.present().find(|volume| volume.uuid == uuid)
     }
 
     /// Volumes that are not being deleted.

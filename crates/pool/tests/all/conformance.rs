@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{MemoryDevice, SharedDevice};
 use flagstone_conformance::{self as conformance, Options};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+use flagstone_pool::{CreateOptions, FormerLeg, NamedDevice, Pool, VolumeOptions};
 use flagstone_runtime::{IoEngine, RuntimeConfig, block_on, run};
 
 const MIB: u64 = 1 << 20;
@@ -32,6 +32,17 @@ fn pool_volume_passes_the_conformance_kit() {
     let make = async || {
         let pool = create(memory(2, 96 * MIB), 256).await;
         pool.create_volume("db", &size(64 * MIB)).await.unwrap() as SharedDevice
+    };
+    block_on(conformance::run(make, Options::quick(1))).unwrap();
+}
+
+#[test]
+fn former_leg_passes_the_conformance_kit() {
+    let make = async || {
+        let pool = create(memory(2, 96 * MIB), 256).await;
+        let volume = pool.create_volume("db", &size(64 * MIB)).await.unwrap();
+        pool.take_leg(&volume.info().unwrap()).await.unwrap();
+        Arc::new(FormerLeg::new(volume)) as SharedDevice
     };
     block_on(conformance::run(make, Options::quick(1))).unwrap();
 }

@@ -68,6 +68,11 @@ impl Bed {
     /// A pool with volumes `db` and `old`. After its log device was drained, a write to `db` stayed
     /// in the tail. Block 1 of both volumes was 1; that of `db` is 2.
     async fn crashed() -> Bed {
+        Bed::crashed_after(async |_| ()).await
+    }
+
+    /// The same after an order before the crash.
+    async fn crashed_after(order: impl AsyncFnOnce(&Pool)) -> Bed {
         let bed = Bed::new(vec![Image::default(); 2]);
         let pool = Pool::create_with_log(vec![bed.devices[0].clone()], bed.log(), &options()).await;
         let pool = pool.unwrap();
@@ -75,6 +80,7 @@ impl Bed {
             let device = pool.create_volume(name, &volume(100)).await.unwrap();
             write(&device, 1, 1).await.unwrap();
         }
+        order(&pool).await;
         pool.close().await.unwrap();
         drop(pool);
         let pool = bed.open(bed.log(), false).await.unwrap();
@@ -127,6 +133,35 @@ fn mirrored_volume_lacks_writes_after_the_tail_is_given_up() {
         }
         pool.accept_incomplete("none").await.unwrap();
         assert_eq!(value(&pool, "old").await, 1);
+    })
+    .unwrap();
+}
+
+/// Its mirror was removed from the configuration. When it is back, it must not take the content of
+/// an earlier time as current.
+#[test]
+fn leg_that_lost_writes_is_no_leg_for_its_users() {
+    block_on(async {
+        for give_up in [true, false] {
+            let take = async |pool: &Pool| {
+                for info in pool.volumes() {
+                    pool.take_leg(&info).await.unwrap();
+                }
+            };
+            let bed = Bed::crashed_after(take).await;
+            let mut images = bed.images().await;
+            images[1] = Image::default();
+            let bed = Bed::new(images);
+            let pool = bed.open(bed.log(), give_up).await.unwrap();
+            if !give_up {
+                assert!(pool.volume("db").unwrap().is_leg(), "and lacks changes");
+                assert_eq!(pool.give_up_tail().await.unwrap(), ["db"]);
+            }
+            let legs = |pool: &Pool| ["db", "old"].map(|name| pool.volume(name).unwrap().is_leg());
+            assert_eq!(legs(&pool), [false, true]);
+            drop(pool);
+            assert_eq!(legs(&bed.open(bed.log(), false).await.unwrap()), [false, true]);
+        }
     })
     .unwrap();
 }

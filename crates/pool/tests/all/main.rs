@@ -12,6 +12,7 @@ mod faults;
 mod full;
 mod full_units;
 mod hostile;
+mod legs;
 mod log_changes;
 mod log_device;
 mod orders;
