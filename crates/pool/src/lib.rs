@@ -38,7 +38,7 @@ pub use id::PoolId;
 pub use manage::create::CreateOptions;
 pub use manage::device_set::DeviceSet;
 pub use manage::identity::{ExaminedPool, ExpectedPool, PoolIdentity};
-pub use manage::leg::FormerLeg;
+pub use manage::leg::{FormerLeg, StaleLeg};
 pub use manage::log_device::LogDeviceStatus;
 pub use manage::open::{LostTail, OpenOptions};
 pub use manage::pool::{Pool, PoolStatus};

@@ -191,7 +191,13 @@ impl Server {
     pub(crate) async fn open_now(&self, volume: usize) -> Result<(), ServeError> {
         let (shared, own) = (&self.limits.shared, self.limits.own[volume].as_ref());
         let legs = self.pools.leg_opener();
+        let leg = self.config.volumes[volume].backing.leg();
+        let closes = leg.map(|leg| legs.closes(&leg.pool));
         let stack = open_stack(&self.config, volume, shared, own, &legs).await?;
+        // From here on, an order that closes the pool finds the mirror.
+        if let Some(leg) = leg.filter(|leg| closes != Some(legs.closes(&leg.pool))) {
+            return Err(legs.closed_error(&self.config.volumes[volume], leg).into());
+        }
         self.begin(volume, stack).await
     }
 

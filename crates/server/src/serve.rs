@@ -32,7 +32,7 @@ use crate::reload::Limits;
 use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
 use crate::subsystems::{nvme_target, tls_mode, unservable};
-use crate::volume::ServedVolume;
+use crate::volume::{ServedVolume, ServedVolumes};
 use flagstone_config::listen_spec::{ConfiguredListener, ListenSpec, ListenTls, TcpListen};
 use flagstone_config::{Config, Diagnostics};
 use flagstone_limit::Limit;
@@ -91,7 +91,7 @@ impl ServeError {
 
 pub(crate) struct Server {
     pub(crate) config: Rc<Config>,
-    pub(crate) volumes: RefCell<Vec<Rc<ServedVolume>>>,
+    pub(crate) volumes: ServedVolumes,
     pub(crate) pending: PendingVolumes,
     pub(crate) pools: Pools,
     /// Mirrors of the open mirrored volumes, in the order of the volumes.
@@ -275,9 +275,11 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     target.share_buffers(shares);
     let arbiter = config.arbiter.as_ref().map(arbiter::start).transpose();
     let arbiter = arbiter.map_err(|error| ServeError::Unservable(format!("[arbiter]: {error}")))?;
+    let volumes = pools.volumes();
+    *volumes.borrow_mut() = ServedVolume::configured(&config, &limits.own, &machine);
     let server = Server {
         arbiter,
-        volumes: RefCell::new(ServedVolume::configured(&config, &limits.own, &machine)),
+        volumes,
         pending,
         pools,
         mirrors: RefCell::default(),

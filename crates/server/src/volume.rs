@@ -1,6 +1,6 @@
 //! Volumes of the server: the configured ones, then volumes made at run time.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,6 +15,9 @@ use crate::pools::Settings;
 use crate::serve::Server;
 use crate::stack::CountedLayer;
 use crate::subsystems::namespace_of;
+
+/// All volumes of a server.
+pub(crate) type ServedVolumes = Rc<RefCell<Vec<Rc<ServedVolume>>>>;
 
 /// A volume. A change of its settings replaces it by a copy.
 #[derive(Clone)]

@@ -28,10 +28,38 @@ pub(super) fn set_properties(record: &mut VolumeRecord, new: &BTreeMap<String, S
     record.properties.extend(leg);
 }
 
+/// Reason why the content of a volume is not what a mirror wrote last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StaleLeg {
+    /// It lost changes with the log device of its pool.
+    LostChanges,
+    /// It is a copy, or was changed without its mirror.
+    ForeignContent,
+}
+
+impl std::fmt::Display for StaleLeg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            StaleLeg::LostChanges => "it lost changes with the log device of its pool",
+            StaleLeg::ForeignContent => "it is a copy, or was changed without its mirror",
+        })
+    }
+}
+
 impl VolumeInfo {
     /// True if only its mirror has changed the content of the volume since it was taken as a leg.
     pub fn is_leg(&self) -> bool {
         self.properties.get(LEG_PROPERTY).is_some_and(|id| *id == self.uuid.to_string())
+    }
+
+    /// Reason why a replica on this volume is stale, if it is. Its mirror may open it when it was
+    /// marked as such, and taken ([`Pool::take_leg`]).
+    pub fn stale_leg(&self) -> Option<StaleLeg> {
+        match (self.incomplete, self.is_leg()) {
+            (true, _) => Some(StaleLeg::LostChanges),
+            (false, false) => Some(StaleLeg::ForeignContent),
+            (false, true) => None,
+        }
     }
 }
 

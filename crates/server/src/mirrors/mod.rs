@@ -421,10 +421,18 @@ impl MirroredVolume {
         *self.target.borrow_mut() = Some(target.clone());
         *self.mirror_shares.borrow_mut() = mirror_shares.clone();
         self.set_ana_state(false);
+        // Its pool may be about to be closed.
+        let _create_lock = self.create_lock.acquire(1).await;
         self.open_and_run().await.map_err(|MirrorFailure { problem, may_pass }| {
             let device = format!("the mirror of volume `{}`", self.name);
             OpenError { device, problem, may_pass }
         })
+    }
+
+    /// True if the device can be used.
+    #[cfg(test)]
+    pub(crate) fn has_device(&self) -> bool {
+        !self.leg.must_reopen()
     }
 
     /// Questions to peers whether this node serves hosts.

@@ -34,7 +34,7 @@ async fn encrypted() -> (Bed, String) {
 }
 
 /// Closes the pool and opens it again, as a restart does.
-async fn restart(bed: &Bed) {
+pub(super) async fn restart(bed: &Bed) {
     let server = &bed.server;
     Box::pin(server.retire_all(server.volumes_of("fast"))).await.unwrap();
     let PoolSlot { set, state, .. } = server.pools.slot("fast").unwrap();

@@ -13,7 +13,6 @@ use flagstone_runtime::sync::oneshot;
 use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::disk_search::DiskCopy;
-use super::legs;
 use super::open::{OperatorConsent, examine};
 use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
@@ -129,7 +128,15 @@ impl Server {
         if let Some(loss) = &loss {
             order.accepted_loss.check(loss).map_err(Problem::conflict)?;
         }
-        let is_older = loss.is_some();
+        if loss.is_some() {
+            // First, so that no crash leaves an older copy whose legs count as current.
+            let note = |entry: &mut Option<PoolEntry>| {
+                if let Some(entry) = entry {
+                    entry.has_old_legs = true;
+                }
+            };
+            self.pools.registry.change(name, note).await?;
+        }
         let (sender, ended) = oneshot();
         let (server, own) = (self.clone(), name.clone());
         let task = spawn(async move {
@@ -139,10 +146,6 @@ impl Server {
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;
-            let opened = match opened {
-                Ok(pool) if is_older => legs::release_all(&pool).await.map(|()| pool),
-                opened => opened,
-            };
             let ended = server.end_import(order, identity, opened).await;
             match &ended {
                 Ok(outcome) => tracing::info!("import of pool {name}: {}", outcome.outcome),
@@ -211,8 +214,10 @@ impl Server {
         let new =
             PoolEntry { last_seen: Some(seen.into()), ..PoolEntry::new(name, &set, log.clone()) };
         let import = |entry: &mut Option<PoolEntry>| {
-            let map_cache_bytes = entry.take().and_then(|former| former.map_cache_bytes);
-            *entry = Some(PoolEntry { map_cache_bytes, ..new });
+            let former = entry.take();
+            let has_old_legs = former.as_ref().is_none_or(PoolEntry::may_be_older);
+            let map_cache_bytes = former.and_then(|former| former.map_cache_bytes);
+            *entry = Some(PoolEntry { map_cache_bytes, has_old_legs, ..new });
         };
         let pool = match opened {
             Ok(pool) => pool,
@@ -230,8 +235,12 @@ impl Server {
             close_unused(pool);
             return Err(problem);
         }
+        if let Err(reason) = self.release_old_legs(name, &pool).await {
+            close_unused(pool);
+            self.pools.insert(name, PoolSlot::closed(set, OpenPoolError::refused(reason.clone())));
+            return Err(failed(format!("pool {name} is not open: {reason}")));
+        }
         self.pools.apply_map_cache(name, &pool);
-        self.release_former_legs(name, &pool).await;
         self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;

@@ -156,18 +156,19 @@ impl Server {
                     device was lost";
         match slot.state {
             PoolState::Open(pool) => {
-                // Mirrors restore their legs.
+                // Mirrors restore their legs from their peers.
                 let is_given_up = |volume: &VolumeInfo| {
                     volume.incomplete && self.pools.mirrored(name, &volume.name).is_none()
                 };
                 let incomplete = pool.volumes().into_iter().filter(is_given_up);
                 let names: Vec<String> = incomplete.map(|volume| volume.name).collect();
+                let legs = self.legs_without_source(name, &pool);
                 if names.is_empty() {
                     return Ok(Outcome::unchanged(format!(
-                        "no volume of pool {name} lacks writes that its mirror does not have: \
-                         nothing to do"
+                        "no volume of pool {name} waits for this order: nothing to do{legs}"
                     )));
                 }
+                let outcome = Outcome { outcome: outcome.outcome + &legs, ..outcome };
                 let outcome = outcome.losing(Some(format!("of {}: {loss}", names.join(", "))));
                 if dry_run {
                     return Ok(outcome);
@@ -184,8 +185,9 @@ impl Server {
                 Err(Problem::conflict(format!("pool {name} is not open: {what}")))
             }
             PoolState::Closed { .. } => {
-                let outcome =
-                    outcome.losing(Some(format!("{loss}, unless the log device comes back first")));
+                let legs = self.losses_of_legs(name);
+                let loss = format!("{loss}, unless the log device comes back first{legs}");
+                let outcome = outcome.losing(Some(loss));
                 if dry_run {
                     return Ok(outcome);
                 }

@@ -15,6 +15,9 @@ mod encryption_tests;
 mod fullness;
 mod import;
 mod key_files;
+mod leg_orders;
+#[cfg(test)]
+mod leg_tests;
 pub(crate) mod legs;
 mod log_orders;
 mod open;
@@ -48,7 +51,7 @@ use flagstone_config::{LayerConfig, Subsystem, Volume};
 use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::VolumeReceiver;
-use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeEncryption, VolumeInfo};
+use flagstone_pool::{DeviceSet, FormerLeg, NamedDevice, Pool, VolumeEncryption, VolumeInfo};
 use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -75,14 +78,14 @@ use crate::reservations::KeptReservations;
 use crate::serve::{ServeError, Server};
 use crate::stack::CountedLayer;
 use crate::subsystems::add_subsystem;
-use crate::volume::{PoolPlace, ServedVolume};
+use crate::volume::{PoolPlace, ServedVolume, ServedVolumes};
 
 /// Pools of a server.
 pub(crate) struct Pools {
     registry: Registry,
     slots: legs::Slots,
     legs: legs::Legs,
-    opened_legs: legs::OpenedLegs,
+    leg_uses: legs::LegUses,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     /// Devices that were removed last, by name of the pool.
@@ -97,6 +100,8 @@ pub(crate) struct Pools {
     asked: Rc<RefCell<BTreeSet<String>>>,
     /// Volumes out of service with commands in progress.
     draining: retire::DrainingVolumes,
+    /// All volumes of the server.
+    volumes: ServedVolumes,
     retired: retire::RetiredSubsystems,
     pub(crate) reservations: KeptReservations,
     locks: order_locks::OrderLocks,
@@ -211,7 +216,7 @@ impl Pools {
             registry,
             slots: Rc::new(RefCell::new(slots)),
             legs: legs::Legs::default(),
-            opened_legs: Rc::default(),
+            leg_uses: Rc::default(),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             removed: RefCell::default(),
@@ -222,6 +227,7 @@ impl Pools {
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),
             draining: retire::DrainingVolumes::default(),
+            volumes: ServedVolumes::default(),
             retired: retire::RetiredSubsystems::default(),
             reservations: KeptReservations::default(),
             locks: Default::default(),
@@ -232,6 +238,11 @@ impl Pools {
     /// The same pools with these legs.
     pub(crate) fn with_legs(self, legs: legs::Legs) -> Pools {
         Pools { legs, ..self }
+    }
+
+    /// All volumes of the server, also of its configuration.
+    pub(crate) fn volumes(&self) -> ServedVolumes {
+        self.volumes.clone()
     }
 
     /// All pools by name.
@@ -418,9 +429,13 @@ impl Server {
             Ok(pool) => {
                 let set = self.adjust_devices(name, set, &pool).await;
                 let removing = set.removing.clone();
+                if let Err(reason) = self.release_old_legs(name, &pool).await {
+                    tracing::error!("pool {name} is not open: {reason}");
+                    self.pools.insert(name, PoolSlot::closed(set, OpenPoolError::refused(reason)));
+                    return self.note_missing_volumes();
+                }
                 self.pools.registry.remember(name, || Some(pool.identity())).await;
                 self.pools.apply_map_cache(name, &pool);
-                self.release_former_legs(name, &pool).await;
                 self.pools.insert(name, PoolSlot::open(set, pool.clone()));
                 self.serve_pool(name, &pool);
                 self.pools.resume_scrub(name, &pool).await;
@@ -531,15 +546,17 @@ impl Server {
             return Ok(());
         }
         state.check(&info.name, VolumeOrder::Serve)?;
-        if legs::was_leg(info) {
-            return Err("it was the leg of a mirror, which could not be recorded as ended".into());
-        }
         let settings = settings::from_properties(&info.properties)?;
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;
         self.check_names(&volume, &subsystem, None)?;
         self.check_access(&subsystem)?;
         let device = pool.open_volume(&info.name).map_err(|error| error.to_string())?;
+        // It was a leg until the configuration changed, and is one again unless hosts write.
+        let device: SharedDevice = match info.is_leg() {
+            true => Arc::new(FormerLeg::new(device)),
+            false => device,
+        };
         let uuid = volume.uuid.unwrap_or_else(|| Uuid::from_bytes(info.uuid.0));
         let place = PoolPlace { pool: name.to_owned(), id: info.uuid, settings };
         let served = self.serve_new(volume, subsystem, uuid, place, device);

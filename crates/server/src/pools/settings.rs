@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use flagstone_config::{Config, Diagnostics, Subsystem, Volume, pool_volume_keys};
-use flagstone_pool::{COMPRESSION_PROPERTY, Compression};
+use flagstone_pool::{COMPRESSION_PROPERTY, Compression, LEG_PROPERTY};
 use flagstone_units::nearest_name;
 use serde_json::{Map, Value};
 
@@ -87,7 +87,7 @@ pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<S
         Some(other) => {
             return Err(format!("its settings have version {other}: use a newer Flagstone"));
         }
-        None if properties.is_empty() => return Ok(Settings::new()),
+        None if properties.keys().all(|key| key == LEG_PROPERTY) => return Ok(Settings::new()),
         None => return Err("its settings have no version".to_owned()),
     }
     let table = properties.get(TABLE_KEY).map_or("{}", String::as_str);

@@ -61,6 +61,9 @@ pub(crate) struct PoolEntry {
     /// `None` before the first opening.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) last_seen: Option<LastSeen>,
+    /// The pool is, or may become, an older copy, whose legs were not released yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) has_old_legs: bool,
     /// Device that a running order adds. It is also in `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) adding: Option<String>,
@@ -72,8 +75,21 @@ pub(crate) struct PoolEntry {
 impl PoolEntry {
     pub(crate) fn new(name: &str, set: &DeviceSet<String>, log: Option<String>) -> PoolEntry {
         let DeviceSet { devices, adding, removing } = set.clone();
-        let (name, map_cache_bytes, last_seen) = (name.to_owned(), None, None);
-        PoolEntry { name, devices, log, map_cache_bytes, last_seen, adding, removing }
+        PoolEntry {
+            name: name.to_owned(),
+            devices,
+            log,
+            map_cache_bytes: None,
+            last_seen: None,
+            has_old_legs: false,
+            adding,
+            removing,
+        }
+    }
+
+    /// True if the pool may be an older copy than its mirrors used last.
+    pub(crate) fn may_be_older(&self) -> bool {
+        self.has_old_legs || self.last_seen.is_none()
     }
 
     /// Replaces the device set.

@@ -27,11 +27,16 @@ pub(super) struct Bed {
 
 impl Bed {
     pub(super) async fn start() -> Bed {
+        Bed::with("").await
+    }
+
+    /// A server whose configuration ends with this text.
+    pub(super) async fn with(more: &str) -> Bed {
         let scratch = tempfile::tempdir().unwrap();
         let state = scratch.path().join("state");
         let text = format!(
-            "[server]\nstate = {state:?}\nlisten = [\"nvme-tcp://127.0.0.1:0\"]\n\
-             [server.nvme]\nqueue_depth = 32\n[volume.own]\ndevice = \"memory:1MiB\"\n"
+            "[server]\nstate = {state:?}\nlisten = [\"nvme-tcp://127.0.0.1:0\"]\nnode = \"node-a\"\n\
+             [server.nvme]\nqueue_depth = 32\n[volume.own]\ndevice = \"memory:1MiB\"\n{more}"
         );
         let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
         let server = open(config, &Signals::catch().unwrap()).await.unwrap().unwrap();
@@ -49,12 +54,16 @@ impl Bed {
     fn file(&self, name: &str) -> PathBuf {
         let path = self.scratch.path().join(name);
         let file = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
-        file.unwrap().set_len(1 << 30).unwrap();
+        let file = file.unwrap();
+        if file.metadata().unwrap().len() == 0 {
+            file.set_len(1 << 30).unwrap();
+        }
         path
     }
 
-    pub(super) async fn create_pool(&self, name: &str, file: &str) {
-        let make = MakePool {
+    /// An order on a pool that is on this file.
+    pub(super) fn make_pool(&self, name: &str, file: &str) -> MakePool {
+        MakePool {
             name: name.to_owned(),
             devices: vec![self.file(file).to_str().unwrap().to_owned()],
             log: None,
@@ -62,7 +71,11 @@ impl Bed {
             destroy_data: Vec::new(),
             accepted_loss: AcceptedLoss::new(false, None),
             dry_run: false,
-        };
+        }
+    }
+
+    pub(super) async fn create_pool(&self, name: &str, file: &str) {
+        let make = self.make_pool(name, file);
         // Boxed, because the stack of a test is small.
         Box::pin(self.server.create_pool(make)).await.unwrap();
     }
