@@ -202,7 +202,7 @@ impl Connection {
         self.with_controller(|_, queue| queue.counters.read(span.len as u64));
         match self.try_place(span.len) {
             Some(place) => self.read_into(&namespace, *command, span.offset, place, payload),
-            None => self.wait_to_read(namespace, command, span.offset, span.len, payload),
+            None => self.wait_to_read(&namespace, command, span.len, payload),
         }
         Ok(())
     }

@@ -4,6 +4,10 @@
 //! behind commands that the host has already sent, so a connection that stopped receiving would
 //! deadlock with its host. Queue entries bound the number of waiting commands.
 //!
+//! A command that waits here does not count as admitted, because its host decides how long it waits:
+//! a Preempt, or the removal of the namespace, would wait for the host that it cuts off. The checks of
+//! the command are repeated when it is served.
+//!
 //! Waiting commands are served in order. Each connection has at most one entry in the process-wide
 //! memory queue (see [`flagstone_runtime::buf`]), so connections take turns.
 //!
@@ -23,6 +27,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use flagstone_nvme::command::io::BlockCommand;
 use flagstone_nvme::{Sqe, Status};
 use flagstone_runtime::buf::{self, SharedReserve, TooLarge};
 use flagstone_runtime::{BufMut, spawn_detached};
@@ -33,7 +38,6 @@ use super::transfer::TransferHalf;
 use crate::Namespace;
 use crate::io::status_of;
 use crate::limits::{LINK_CAPSULE_BYTES, LINK_TRANSFER_BYTES};
-use crate::queue::CommandInFlight;
 
 thread_local! {
     static CAPSULES: Rc<SharedReserve> = Rc::new(SharedReserve::new(LINK_CAPSULE_BYTES));
@@ -61,10 +65,7 @@ pub(super) enum TransferOf {
 
 struct Read {
     command: Sqe,
-    namespace: Arc<Namespace>,
-    offset: u64,
-    /// Admission of the command, since its namespace was found.
-    admitted: Option<CommandInFlight>,
+    block_bytes: usize,
     /// Bytes that it adds to the payload budget once it has memory.
     payload: usize,
 }
@@ -88,16 +89,15 @@ impl Connection {
     #[cold]
     pub(crate) fn wait_to_read(
         self: &Rc<Self>,
-        namespace: Arc<Namespace>,
+        namespace: &Namespace,
         command: &Sqe,
-        offset: u64,
         bytes: usize,
         payload: usize,
     ) {
         self.payload_bytes.set(self.payload_bytes.get() - payload);
         self.room.notify();
-        let (command, admitted) = (*command, self.admit_waiting());
-        let read = Read { command, namespace, offset, admitted, payload };
+        let block_bytes = 1 << namespace.block_shift;
+        let read = Read { command: *command, block_bytes, payload };
         self.wait(WaitingCommand { bytes, work: Work::Read(read) });
     }
 
@@ -141,17 +141,25 @@ impl Connection {
     async fn read_in_parts(self: &Rc<Self>, mut part: usize) {
         let first = self.waiting.borrow().front().and_then(|first| {
             let Work::Read(read) = &first.work else { return None };
-            Some((read.command, read.namespace.clone(), read.offset, first.bytes))
+            Some((read.command, read.block_bytes, first.bytes))
         });
-        let Some((command, namespace, offset, bytes)) = first else { return };
-        let block = 1 << namespace.block_shift;
+        let Some((command, block, bytes)) = first else { return };
         let mut at = 0;
         let result = loop {
             let Ok(place) = buf::acquire(part).await else {
                 break Err(Status::INTERNAL_ERROR.dnr());
             };
+            if self.ended.get() {
+                return;
+            }
+            let (namespace, offset) = match self.checked_read(&command, bytes) {
+                Ok(found) => found,
+                Err(status) => break Err(status),
+            };
+            let admitted = self.admit_waiting();
             self.payload_bytes.set(self.payload_bytes.get() + part);
             let data = namespace.device.read(offset + at as u64, place).await;
+            drop((admitted, namespace));
             self.payload_bytes.set(self.payload_bytes.get() - part);
             if self.ended.get() {
                 // The queue was cleared, and the command is no longer counted.
@@ -181,6 +189,18 @@ impl Connection {
         }
     }
 
+    /// Namespace and offset of a read of `bytes` that has waited, with all checks of a command that
+    /// arrives: a reservation may exclude its host now, and the namespace may be gone.
+    fn checked_read(&self, command: &Sqe, bytes: usize) -> Result<(Arc<Namespace>, u64), Status> {
+        let namespace = self.checked(command)?.ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let span = self.span(&namespace, &BlockCommand::parse(command))?;
+        // Another namespace with other blocks has taken the identifier.
+        if span.len != bytes {
+            return Err(Status::INVALID_NAMESPACE.dnr());
+        }
+        Ok((namespace, span.offset))
+    }
+
     /// Memory that the first command needs, in bytes, and whether it is a read.
     fn first_waiting(&self) -> Option<(usize, bool)> {
         let is_read = |first: &WaitingCommand| matches!(first.work, Work::Read(_));
@@ -195,9 +215,8 @@ impl Connection {
         match &first.work {
             Work::Read(read) => {
                 let budget = self.target.config().connection_payload_bytes;
-                let block = 1 << read.namespace.block_shift;
                 (self.payload_bytes.get() < budget)
-                    .then(|| self.readable_part(first.bytes, block))
+                    .then(|| self.readable_part(first.bytes, read.block_bytes))
                     .flatten()
             }
             Work::Transfer(_) => (self.may_grant()
@@ -219,10 +238,14 @@ impl Connection {
 
     fn serve(self: &Rc<Self>, waiting: WaitingCommand, memory: Result<BufMut, TooLarge>) {
         match (memory, waiting.work) {
-            (Ok(place), Work::Read(Read { command, namespace, offset, admitted, payload })) => {
-                self.payload_bytes.set(self.payload_bytes.get() + payload);
-                self.read_into(&namespace, command, offset, place, payload);
-                drop(admitted);
+            (Ok(place), Work::Read(Read { command, payload, .. })) => {
+                match self.checked_read(&command, waiting.bytes) {
+                    Ok((namespace, offset)) => {
+                        self.payload_bytes.set(self.payload_bytes.get() + payload);
+                        self.read_into(&namespace, command, offset, place, payload);
+                    }
+                    Err(status) => self.fail(&command, status, 0),
+                }
             }
             (Ok(data), Work::Transfer(of)) => self.grant(of, data),
             // It will never fit. A pair is smaller than the smallest share.
