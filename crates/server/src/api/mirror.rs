@@ -4,6 +4,7 @@
 
 use std::rc::Rc;
 
+use flagstone_config::redact;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::machine::{
     Answers, Event, OperatorOrder, OrderRefusal, next, next_in_group,
@@ -75,7 +76,8 @@ impl Api {
         let action = MirrorAction::parse(call.text("action"))?;
         let request = ActionRequest::parse(action, body)?;
         let volume = call.text("name").to_owned();
-        tracing::info!(caller = %call.caller, volume, ?request, "mirror action requested");
+        let shown = redact::text(&format!("{request:?}"));
+        tracing::info!(caller = %call.caller, volume, request = shown, "mirror action requested");
         let work = async move {
             let preview = self.execute(&mirrored, action, &request).await?;
             Ok(ActionDocument {

@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use flagstone_config::names::Uuid;
+use flagstone_config::redact;
 use flagstone_pool::{PoolStatus, VolumeEncryption, VolumeInfo};
 use flagstone_runtime::spawn;
 use schemars::JsonSchema;
@@ -179,7 +180,8 @@ impl Api {
             (false, true) => ScrubOrder::Cancel,
             (false, false) => ScrubOrder::Run,
         };
-        tracing::info!(caller = %call.caller, pool = name, %action, dry_run, "pool order requested");
+        let pool = redact::text(&name);
+        tracing::info!(caller = %call.caller, pool, %action, dry_run, "pool order requested");
         let server = self.server.clone();
         let set = SetLog {
             name: name.clone(),
@@ -260,7 +262,8 @@ impl Api {
         let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, snapshot, force, .. } =
             given;
         let key_file = given.encryption_key_file.map(|path| (KEY_FILE_KEY.to_owned(), path.into()));
-        tracing::info!(caller = %call.caller, volume = name, %action, dry_run, "volume order requested");
+        let shown = redact::text(&name);
+        tracing::info!(caller = %call.caller, volume = shown, %action, dry_run, "volume order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
             let size = size_bytes.ok_or_else(|| missing("size_bytes"));

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use flagstone_config::redact;
 use flagstone_pool::SnapshotInfo;
 use flagstone_runtime::spawn;
 use schemars::JsonSchema;
@@ -131,7 +132,8 @@ impl Api {
             SnapshotAction::Delete => &[],
         };
         let SnapshotBody { dry_run, with, force } = body(&call, takes)?;
-        tracing::info!(caller = %call.caller, snapshot = name, %action, dry_run, "snapshot order requested");
+        let snapshot = redact::text(&name);
+        tracing::info!(caller = %call.caller, snapshot, %action, dry_run, "snapshot order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
             match action {

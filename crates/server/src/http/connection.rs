@@ -27,7 +27,7 @@ use tower::ServiceExt;
 
 use crate::http::access::{AccessClaim, Caller};
 use crate::http::admission::{NotAdmitted, RequestContext, admit};
-use crate::http::audit::{Audited, RefusedOrder, RefusedOrders};
+use crate::http::audit::{Audited, RefusedOrder, RefusedOrders, requested};
 use crate::http::limits::{
     LINGER_BYTES, LINGER_TIMEOUT, MAX_HEAD_BYTES, MAX_HEADERS, SEND_TIMEOUT,
 };
@@ -254,7 +254,8 @@ pub(crate) async fn serve_connection<S>(
         let (clock, service, refuse) = (clock.clone(), service.clone(), &refuse);
         let (claim, peer, orders) = (&claim, peer.clone(), &orders);
         let (method, target) = (request.method().clone(), target(request.uri()));
-        let name = format!("{method} {}", request.uri().path());
+        // Decoded and without secrets, as in the audit line.
+        let name = requested(&method, &target);
         // hyper needs a future that can be moved.
         Box::pin(async move {
             clock.begin_order(&method, &target, peer.clone());
