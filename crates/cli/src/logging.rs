@@ -1,4 +1,5 @@
-//! Logs: structured, on standard error, filtered by `RUST_LOG`. Audit lines stay unless it names them.
+//! Logs: structured, on standard error, filtered by `RUST_LOG`. Audit lines stay unless it names
+//! them.
 
 use std::io;
 

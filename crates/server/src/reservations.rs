@@ -3,8 +3,8 @@
 //! A file is replaced as a whole, and is durable when the save returns. A volume whose file cannot
 //! be read is not served, because hosts that were excluded could write to it again.
 //!
-//! Orders take a volume out of service and serve it again. Its reservations are kept meanwhile, also
-//! those without a file, until the volume is deleted ([`KeptReservations`]).
+//! Orders take a volume out of service and serve it again. Its reservations are kept meanwhile,
+//! also those without a file, until the volume is deleted ([`KeptReservations`]).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

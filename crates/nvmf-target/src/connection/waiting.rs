@@ -4,9 +4,9 @@
 //! behind commands that the host has already sent, so a connection that stopped receiving would
 //! deadlock with its host. Queue entries bound the number of waiting commands.
 //!
-//! A command that waits here does not count as admitted, because its host decides how long it waits:
-//! a Preempt, or the removal of the namespace, would wait for the host that it cuts off. The checks of
-//! the command are repeated when it is served.
+//! A command that waits here does not count as admitted, because its host decides how long it
+//! waits: a Preempt, or the removal of the namespace, would wait for the host that it cuts off. The
+//! checks of the command are repeated when it is served.
 //!
 //! Waiting commands are served in order. Each connection has at most one entry in the process-wide
 //! memory queue (see [`flagstone_runtime::buf`]), so connections take turns.

@@ -6,9 +6,9 @@
 //! - a certificate is checked for each request: authorities are replaced and certificates expire
 //!   while connections last. A refused request ends its connection;
 //! - a token is compared by its SHA-256, with all hashes, in constant time;
-//! - failures of a source address delay its next handshakes and requests before they are checked, so
-//!   that giving up an attempt early gains nothing. A handshake that is not completed is no guess:
-//!   others behind the same address wait little for it.
+//! - failures of a source address delay its next handshakes and requests before they are checked,
+//!   so that giving up an attempt early gains nothing. A handshake that is not completed is no
+//!   guess: others behind the same address wait little for it.
 
 use std::fmt;
 use std::net::IpAddr;

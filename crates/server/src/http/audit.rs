@@ -1,5 +1,6 @@
-//! Audit lines: a line in the log when an order begins, and one with its result, each with its user,
-//! address, path and query. An order that the end of the server interrupts has only the first.
+//! Audit lines: a line in the log when an order begins, and one with its result, each with its
+//! user, address, path and query. An order that the end of the server interrupts has only the
+//! first.
 //!
 //! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
 //! reach their action are written on core 0, all of them. Orders that are refused before that cost

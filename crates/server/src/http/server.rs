@@ -315,8 +315,8 @@ async fn establish(
     }
 }
 
-/// A handshake fails as a guess for a wrong certificate or signature. One that is cut, or that is no
-/// TLS, has tried none.
+/// A handshake fails as a guess for a wrong certificate or signature. One that is cut, or that is
+/// no TLS, has tried none.
 fn failure_kind(error: &io::Error) -> FailureKind {
     let of_tls = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
     match of_tls {
