@@ -407,6 +407,8 @@ async fn refuse_connection(mut stream: Box<dyn HttpStream>) {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
 
     #[test]
