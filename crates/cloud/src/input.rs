@@ -350,7 +350,7 @@ mod tests {
         let current = Catalog::builtin("gcp-current").unwrap();
         for (name, meant) in [
             ("n2-banana-8", "n2-standard-8"),
-            ("n2-standrad-16", "n2-standard-16"),
+            ("n2-stadnart-16", "n2-standard-16"),
             ("n2-standard-8-metal", "n2-standard-8"),
             ("c3-standard-88-lsd", "c3-standard-88-lssd"),
             ("n2-8", "n2-standard-8"),

@@ -596,7 +596,7 @@ fn every_priced_machine_is_searched() {
         (found(&of("n2")), found(&of("n2-standard-8"))),
         ("n2-highcpu-8".to_owned(), "n2-standard-8".to_owned())
     );
-    let error = price("n2-standrad-16").apply("p.toml", current()).unwrap_err().to_string();
+    let error = price("n2-stadnart-16").apply("p.toml", current()).unwrap_err().to_string();
     assert!(error.contains("did you mean `n2-standard-16`?"), "{error}");
 }
 
@@ -622,7 +622,7 @@ fn price_units_are_the_catalogs() {
         prices.apply("p.toml", Catalog::builtin(catalog).unwrap()).map_err(|e| e.to_string())
     };
     assert!(apply("gcp-2019", "usd_per_gb").is_ok() && apply("gcp-current", "usd_per_gib").is_ok());
-    let error = apply("gcp-2019", "usd_per_gib").err().expect("another unit");
+    let error = apply("gcp-2019", "usd_per_gib").expect_err("another unit");
     assert!(error.contains("`usd_per_gib` of `pd-ssd`") && error.contains("usd_per_gb"), "{error}");
     assert!(apply("gcp-current", "usd_per_gb").is_err());
     let both = "[disk.pd-ssd]\nusd_per_gib = 0.2\nusd_per_gb = 0.2";

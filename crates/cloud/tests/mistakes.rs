@@ -61,11 +61,11 @@ fn type_that_no_machine_takes_is_not_known() {
         [type.local.volume]\nsource = [\"me\"]\nread_iops_per_gib = 100\nwrite_iops_per_gib = 50\n\n";
     let text = RIGHT.replace("[family.box]", &format!("{local}[family.box]"));
     let catalog = Catalog::parse("mine.toml", &text).unwrap_or_else(|error| panic!("{error}"));
-    let configuration = DiskConfiguration::new(&catalog, "local", 0, "box-2").unwrap();
+    let configuration = DiskConfiguration::new(&catalog, "local", 0, "box-standard-2").unwrap();
     let error = catalog.predict(&configuration, &Workload::random(4096, 100)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not known: box-2 has no local, and no machine of mine takes local"
+        "not known: box-standard-2 has no local, and no machine of mine takes local"
     );
     let tables = catalog.tables(None).unwrap_or_else(|error| panic!("{error}"));
     assert!(!tables.is_empty(), "the other types have theirs");

@@ -1,5 +1,5 @@
-//! Tests of legs on a server without listeners: older copies of pools, volumes that hosts still use,
-//! pools that are closed meanwhile, and volumes that the configuration does not name any more.
+//! Tests of legs on a server without listeners: older copies of pools, volumes that hosts still
+//! use, pools that are closed meanwhile, and volumes that the configuration does not name any more.
 
 use std::fs;
 use std::io::Read as _;
