@@ -252,7 +252,7 @@ fn reload(server: &Server) -> Answer {
     ask(&server.api(), "POST", "/v1/reload")
 }
 
-/// A key that one file withdraws must not stay in use because of another file.
+/// A key that a file withdraws must not stay in use because of another file.
 #[test]
 fn reload_changes_nothing_while_a_key_file_is_unusable() {
     let scratch = Scratch::new();

@@ -58,7 +58,7 @@ pub const DOWNLOADS_MAX: usize = 4;
 /// Plain bytes of the pieces that are downloaded together.
 pub const WINDOW_BYTES_MAX: usize = 8 << 20;
 
-/// Longest gap between two pieces that one request reads, in bytes.
+/// Longest gap between two pieces that a request reads, in bytes.
 pub const GAP_BYTES_MAX: u32 = 128 << 10;
 
 /// Attempts of a request that fails for a reason that may pass.

@@ -233,7 +233,7 @@ impl Verification<'_> {
         Ok(pieces)
     }
 
-    /// Compares the objects of the store with those that backups need.
+    /// Compares the objects of the store with those of the backups.
     async fn list(&mut self) -> Result<(), BackupError> {
         let mut needed: BTreeMap<(WriterId, DataObject), (Option<u64>, Vec<u32>)> = BTreeMap::new();
         for (place, manifest) in self.manifests.iter().enumerate() {

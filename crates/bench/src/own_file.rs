@@ -131,7 +131,7 @@ pub fn is_ours(path: &Path) -> bool {
     ownership(path) == Ownership::Ours
 }
 
-/// Files whose state a run records when it has written to them: own files, and those that it makes.
+/// Files whose state a run records when it has written to them: own files, and new ones.
 /// Consent to destroy other data holds for one run, so their files stay foreign.
 #[derive(Debug, Default)]
 pub struct OwnFiles(Vec<PathBuf>);

@@ -341,7 +341,7 @@ impl CheckedKey {
     }
 }
 
-/// Checks all files; one that cannot be used does not hide the others.
+/// Checks all files; an unusable one does not hide the others.
 fn check(args: &CheckArgs) -> Result<Exit, Failure> {
     let (mut found, mut wrong) = (Vec::new(), Vec::new());
     for file in &args.files {

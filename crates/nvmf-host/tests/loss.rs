@@ -209,7 +209,7 @@ fn flush_during_reconnect_covers_earlier_writes() {
         write(&device, 0, 1, false).await.unwrap();
         steps.set(1);
         steps.until(2).await;
-        // The host has noticed the loss, and has not connected anew.
+        // The host has noticed the loss, and has not connected again.
         time::sleep(Duration::from_millis(50)).await;
         let flushed = spawn({
             let device = device.clone();

@@ -81,7 +81,7 @@ fn call_waits_for_its_namespace_though_another_is_served() {
 }
 
 /// Regression: the volatile write cache of a later namespace was taken for one of this namespace,
-/// whose calls then failed until the host was started anew.
+/// whose calls then failed until the host was restarted.
 #[test]
 fn cache_of_another_namespace_changes_nothing() {
     on_each_driver(async || {

@@ -65,7 +65,7 @@ pub const CHUNKS_UNAPPLIED: usize = 256;
 /// Most recent changes in memory: 262,144 of 48 B in a table at most half full take 24 MiB, twice
 /// because a checkpoint holds one table while the other fills.
 pub const RECENT_MAX: usize = 1 << 18;
-/// Most map pages that one checkpoint copies for the cleaner.
+/// Most map pages that a checkpoint copies for the cleaner.
 pub const MOVING_MAX: usize = RECENT_MAX / 4;
 
 /// Most zeroed ranges in memory between checkpoints, without those recorded block by block. Each

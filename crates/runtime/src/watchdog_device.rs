@@ -79,7 +79,7 @@ impl WatchdogDevice {
         u32::try_from(value).map_err(io::Error::other)
     }
 
-    /// Starts the time-out anew.
+    /// Restarts the time-out.
     ///
     /// # Errors
     /// The device takes no write.

@@ -101,7 +101,7 @@ impl KeptReservations {
 }
 
 impl Server {
-    /// The reservations of a volume: those that it had when it was last served, or what was stored
+    /// The reservations of a volume: as they were when it was last served, or what was stored
     /// of them.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ pub async fn mark_stale(device: &SharedDevice) -> Result<bool, ReplicaError> {
     let located = match locate(device).await {
         Ok(located) => located,
         Err(error @ ReplicaError::Superblock(FormatError::Version(_))) => return Err(error),
-        // No replica, or one that is never opened again.
+        // No replica, or a replica that is never opened again.
         Err(ReplicaError::Superblock(_) | ReplicaError::DataTooSmall) => return Ok(false),
         Err(error) => return Err(error),
     };

@@ -226,7 +226,7 @@ pub struct MirrorStatus {
     pub writes: u64,
     /// Sum of the times that the local leg took for them, in µs.
     pub local_us: u64,
-    /// Blocks that one leg could not read, and that were rewritten with the other leg's data; then
+    /// Blocks that a leg could not read, and that were rewritten with the other leg's data; then
     /// their bytes.
     pub repairs: u64,
     /// See `repairs`.

@@ -52,7 +52,7 @@ impl Size {
     }
 }
 
-/// A block of a unit, or one that is stored alone.
+/// A block of a unit, or a block by itself.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     /// [`ChunkRecord::Moved`] of a volume, or [`ChunkRecord::Page`] of level 0 for what snapshots

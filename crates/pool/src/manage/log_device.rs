@@ -78,7 +78,7 @@ impl Pool {
         Ok(names)
     }
 
-    /// Accepts that one volume lacks changes, so that it can be opened. It is no leg any more.
+    /// Accepts that a volume lacks changes, so that it can be opened. It is no leg any more.
     /// Nothing happens if it lacks none, or was deleted.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 use crate::ondisk::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable, is_name};
 
-/// Most map pages that one call of [`Pool::diff`] compares, and most ranges in its result.
+/// Most map pages that a call of [`Pool::diff`] compares, and most ranges in its result.
 const DIFF_STEPS: usize = 4096;
 
 /// A snapshot, as listed.

@@ -63,7 +63,7 @@ impl SegmentUsage {
         (0..self.held.len()).map(held).sum::<u64>().div_ceil(BLOCK_WEIGHT_U64)
     }
 
-    /// Ends a checkpoint: later blocks of the same units are counted anew.
+    /// Ends a checkpoint: later blocks of the same units are counted from zero.
     pub(crate) fn settle(&mut self) {
         self.adding.clear();
         self.dying.clear();
@@ -79,7 +79,7 @@ impl SegmentUsage {
         let Some(left) = self.weights[segment].checked_sub(entry.weight()) else { return false };
         self.weights[segment] = left;
         if left == 0 {
-            // The checkpoint may still add blocks of units here: those count their unit anew.
+            // The checkpoint may still add blocks of units here: those count their unit again.
             self.held[segment] = 0;
             let blocks = layout.first_block(segment as u32)..layout.first_block(segment as u32 + 1);
             remove_range(&mut self.adding, &blocks);

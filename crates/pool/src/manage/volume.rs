@@ -36,7 +36,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// each.
 const LOOKUP_BLOCKS: usize = 64;
 
-/// Most leaves that one call of [`BlockDevice::allocated`] visits.
+/// Most leaves that a call of [`BlockDevice::allocated`] visits.
 const ALLOCATED_LEAVES: usize = 256;
 
 /// Options of a new volume.

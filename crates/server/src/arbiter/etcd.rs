@@ -228,7 +228,7 @@ impl Etcd {
                 Err(failure @ Failure::Refused(StatusCode::UNAUTHORIZED, _)) => {
                     return Err(failure);
                 }
-                // A member that answers says more than one that is dead.
+                // A member that answers says more than a dead one.
                 Err(failure) if failure.weight() >= last.weight() => last = failure,
                 Err(_) => {}
             }

@@ -73,7 +73,7 @@ fn read_now(path: &Path) -> Result<WrappingKey, String> {
     })
 }
 
-/// The key for a new volume with these settings; `None` for one that is not encrypted.
+/// The key for a new volume with these settings; `None` if it is not encrypted.
 ///
 /// # Errors
 /// 409 with the reason, 422 for an impossible path.

@@ -32,7 +32,7 @@ struct Attempt {
     at: Instant,
     /// Pause before the next attempt.
     pause: Duration,
-    /// Pauses after that one.
+    /// Pauses after it.
     pauses: Backoff,
     /// Disks that were not read, with the reasons.
     unread: Option<String>,

@@ -53,7 +53,7 @@ fn find(pool: &Pool, full: &str) -> Option<SnapshotInfo> {
     pool.snapshots().into_iter().find(|snapshot| snapshot.name == full)
 }
 
-/// Rolls a volume back, and ends its receive. After a crash in between, the receive begins anew:
+/// Rolls a volume back, and ends its receive. After a crash in between, the receive begins again:
 /// the volume has nothing of the stream any more.
 async fn roll_back(pool: &Pool, info: &VolumeInfo, snapshot: &str) -> Result<(), VolumeError> {
     let (name, mut properties) = (&info.name, info.properties.clone());
