@@ -14,7 +14,6 @@ use flagstone_runtime::time;
 use super::Target;
 use super::controller::{Controller, HostIdentity, NewController};
 use super::handshakes::{FailureReason, PendingHandshake};
-use super::namespace::Namespace;
 use super::queue::{ControllerQueue, Hangup};
 use super::subsystem::{ServedSubsystem, SubsystemKind};
 use super::tls::ChannelProof;
@@ -139,9 +138,6 @@ pub(crate) fn connect(
     }
     let wanted = data.controller_id.get();
     let qid = command.qid.get();
-    if qid == 0 {
-        check_identifier(&subsystem, &host)?;
-    }
     let has_psk = matches!(channel, ChannelProof::GeneratedPsk(_));
     let refuse = |reason| {
         target.handshakes.failed(source, reason);
@@ -216,33 +212,6 @@ fn not_allowed() -> ConnectRefusal {
         result: ConnectField::HostNqn.result(),
         reason: None,
     }
-}
-
-/// Refuses a host that claims the identifier of another host, by which it would pass for it in
-/// reservations. A host with a reservation excludes claims on its own; this names the mistake.
-///
-/// # Errors
-/// A host with another NQN has registered the identifier, or is attached where hosts authenticate.
-/// The second may end soon, for example if the host was renamed: without Do Not Retry.
-fn check_identifier(
-    subsystem: &ServedSubsystem,
-    host: &HostIdentity,
-) -> Result<(), ConnectRefusal> {
-    if subsystem.kind == SubsystemKind::Discovery {
-        return Ok(());
-    }
-    let reason = Some(FailureReason::HostIdentifier);
-    let is_registered = |namespace: &Arc<Namespace>| {
-        namespace.reservations.as_ref().is_some_and(|one| one.is_claim(host))
-    };
-    if subsystem.table().iter().any(is_registered) {
-        return Err(ConnectRefusal { reason, ..ConnectField::HostId.into() });
-    }
-    let is_other = |one: &Arc<Controller>| one.host.id == host.id && one.host.nqn != host.nqn;
-    if subsystem.requires_authentication() && subsystem.controllers().iter().any(is_other) {
-        return Err(ConnectRefusal { reason, ..Status::CONNECT_CONTROLLER_BUSY.into() });
-    }
-    Ok(())
 }
 
 /// Creates a controller for an admin queue.

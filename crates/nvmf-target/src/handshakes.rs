@@ -41,13 +41,11 @@ pub enum FailureReason {
     OtherIdentity,
     /// The key that the host has proven was withdrawn meanwhile.
     Withdrawn,
-    /// A host with another NQN has the host identifier.
-    HostIdentifier,
 }
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 16] = [
         Self::NoKey,
         Self::NoOwnKey,
         Self::Refused(Explanation::Failed),
@@ -64,7 +62,6 @@ impl FailureReason {
         Self::PskEnded,
         Self::OtherIdentity,
         Self::Withdrawn,
-        Self::HostIdentifier,
     ];
 
     /// Name, for metrics.
@@ -86,7 +83,6 @@ impl FailureReason {
             Self::PskEnded => "psk-ended",
             Self::OtherIdentity => "other-identity",
             Self::Withdrawn => "withdrawn-key",
-            Self::HostIdentifier => "host-identifier",
         }
     }
 }
@@ -112,10 +108,6 @@ impl std::fmt::Display for FailureReason {
                 f.write_str("the host has proven another name by TLS than it gives")
             }
             Self::Withdrawn => f.write_str("the key that the host has proven was withdrawn"),
-            Self::HostIdentifier => f.write_str(
-                "a host with another NQN has this host identifier: give each host its own \
-                 (/etc/nvme/hostid)",
-            ),
         }
     }
 }

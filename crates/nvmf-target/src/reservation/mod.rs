@@ -232,11 +232,6 @@ impl NamespaceReservations {
         Ok(())
     }
 
-    /// True if a host with another NQN has registered the identifier of `host`.
-    pub(crate) fn is_claim(&self, host: &HostIdentity) -> bool {
-        self.state.lock().is_claim(host)
-    }
-
     /// Data of Reservation Report `command`.
     pub(crate) fn report(&self, command: &Sqe, config: &TargetConfig) -> Result<BufMut, Status> {
         let report = ReservationReport::parse(command)?;

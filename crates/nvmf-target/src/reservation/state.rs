@@ -215,11 +215,6 @@ impl Reservations {
         }
     }
 
-    /// True if the identifier of `host` is registered by a host with another NQN.
-    pub(crate) fn is_claim(&self, host: &HostIdentity) -> bool {
-        self.registrants.get(&host.id).is_some_and(|known| !known.is_of(&host.nqn))
-    }
-
     fn begin(&self) -> ReservationChange {
         ReservationChange { next: self.clone(), notices: Vec::new() }
     }
