@@ -195,6 +195,30 @@ pub(crate) fn document(pool: &str, info: &VolumeInfo) -> Option<EncryptionDocume
     Some(EncryptionDocument { algorithm: ALGORITHM.to_owned(), key_file, locked })
 }
 
+fn locked_volumes(pool: &Pool) -> Vec<VolumeInfo> {
+    let is_locked = |info: &VolumeInfo| info.encryption == VolumeEncryption::Locked;
+    pool.volumes().into_iter().filter(is_locked).collect()
+}
+
+/// The keys of some locked volumes, read at the same time.
+async fn keys_of(name: &str, pool: &Pool, part: &[VolumeInfo]) -> Vec<FoundKey> {
+    let mut found = Vec::with_capacity(part.len());
+    let reads: Vec<_> = part
+        .iter()
+        .map(|info| {
+            let (name, pool, info) = (name.to_owned(), pool.clone(), info.clone());
+            // The pool is in use while one of them runs.
+            spawn(async move { key_of(&name, &pool, &info).await }).abort_on_drop()
+        })
+        .collect();
+    for (info, mut key) in part.iter().zip(reads) {
+        let key = key.handle().await;
+        let key = key.unwrap_or_else(|_| Err("its key was not read".to_owned()));
+        found.push((info.clone(), key));
+    }
+    found
+}
+
 impl Server {
     /// Notes locked volumes as not served, until [`Server::serve_locked`] has read their keys.
     pub(super) fn note_locked(&self, name: &str, info: &VolumeInfo, why: &str) {
@@ -211,21 +235,9 @@ impl Server {
 
     /// The keys of all locked volumes of a pool.
     async fn keys_of_locked(&self, name: &str, pool: &Pool) -> Vec<FoundKey> {
-        let is_locked = |info: &VolumeInfo| info.encryption == VolumeEncryption::Locked;
-        let locked: Vec<_> = pool.volumes().into_iter().filter(is_locked).collect();
-        let mut found = Vec::with_capacity(locked.len());
-        for part in locked.chunks(KEY_FILES_AT_ONCE) {
-            let reads: Vec<_> = part
-                .iter()
-                .map(|info| {
-                    let (name, pool, info) = (name.to_owned(), pool.clone(), info.clone());
-                    spawn(async move { key_of(&name, &pool, &info).await })
-                })
-                .collect();
-            for (info, key) in part.iter().zip(reads) {
-                let key = key.await.unwrap_or_else(|_| Err("its key was not read".to_owned()));
-                found.push((info.clone(), key));
-            }
+        let mut found = Vec::new();
+        for part in locked_volumes(pool).chunks(KEY_FILES_AT_ONCE) {
+            found.extend(keys_of(name, pool, part).await);
         }
         found
     }
@@ -259,17 +271,22 @@ impl Server {
             let PoolState::Open(pool) = slot.state else { continue };
             let is_begun = self.pools.openings.borrow().contains_key(&name);
             let has_order = self.pools.try_lock(&name).is_none();
-            let is_locked = |info: &VolumeInfo| info.encryption == VolumeEncryption::Locked;
-            if is_begun || has_order || !pool.volumes().iter().any(is_locked) {
+            let locked = locked_volumes(&pool);
+            if is_begun || has_order || locked.is_empty() {
                 continue;
             }
+            drop(pool);
             let (server, own) = (self.clone(), name.clone());
             let unlocking = spawn(async move {
-                // Without the lock, because key files may hang.
-                let found = server.keys_of_locked(&own, &pool).await;
-                drop(pool);
-                let _order = server.pools.lock(&own).await;
-                server.serve_found(&own, found);
+                for part in locked.chunks(KEY_FILES_AT_ONCE) {
+                    let slot = server.pools.slot(&own);
+                    let Ok(PoolSlot { state: PoolState::Open(pool), .. }) = slot else { break };
+                    // Without the lock, because key files may hang.
+                    let found = keys_of(&own, &pool, part).await;
+                    drop(pool);
+                    let _order = server.pools.lock(&own).await;
+                    server.serve_found(&own, found);
+                }
                 // Removing the opening ends this task.
                 let opening = server.pools.openings.borrow_mut().remove(&own);
                 drop(opening);
