@@ -40,6 +40,8 @@ use crate::http::service::target;
 enum Phase {
     /// Between requests: ends without a word.
     Idle { until: Instant },
+    /// Before the TLS handshake, while its source waits because it has guessed: ends without a word.
+    Delayed { until: Instant },
     /// Within a request: ends with 408.
     Receiving { until: Instant },
     /// The same, while the request waits because its source has guessed.
@@ -87,10 +89,25 @@ impl Clock {
     pub(crate) fn silence(&self) -> Option<Silence> {
         match self.phase.get() {
             Phase::Handling { .. } => None,
-            Phase::Waiting { .. } => Some(Silence::OfServer),
+            Phase::Delayed { .. } | Phase::Waiting { .. } => Some(Silence::OfServer),
             Phase::Idle { .. } | Phase::Receiving { .. } => {
                 Some(Silence::OfPeer { since: self.progress.get() })
             }
+        }
+    }
+
+    /// The handshake waits because its source has guessed.
+    pub(crate) fn begin_delay(&self) {
+        if let Phase::Idle { until } = self.phase.get() {
+            self.phase.set(Phase::Delayed { until });
+        }
+    }
+
+    /// The handshake begins.
+    pub(crate) fn end_delay(&self) {
+        if let Phase::Delayed { until } = self.phase.get() {
+            self.progress.set(Instant::now());
+            self.phase.set(Phase::Idle { until });
         }
     }
 
@@ -135,7 +152,7 @@ impl Clock {
     fn received(&self) {
         self.progress.set(Instant::now());
         self.phase.set(match self.phase.get() {
-            Phase::Idle { .. } => {
+            Phase::Idle { .. } | Phase::Delayed { .. } => {
                 Phase::Receiving { until: Instant::now() + self.options.request_timeout }
             }
             Phase::Handling { .. } => Phase::Handling { ahead: true },
@@ -175,7 +192,9 @@ impl Clock {
     /// first.
     fn deadline(&self) -> Option<(Instant, bool)> {
         match (self.stalled_until.get(), self.phase.get()) {
-            (Some(until), _) | (None, Phase::Idle { until }) => Some((until, false)),
+            (Some(until), _) | (None, Phase::Idle { until } | Phase::Delayed { until }) => {
+                Some((until, false))
+            }
             (None, Phase::Receiving { until } | Phase::Waiting { until }) => Some((until, true)),
             (None, Phase::Handling { .. }) => None,
         }
@@ -436,6 +455,11 @@ mod tests {
         assert_eq!(is_reported(&clock), Some(false));
         let is_of_peer = |silence| matches!(silence, Some(Silence::OfPeer { .. }));
         assert!(is_of_peer(clock.silence()));
+        let accepted = clock.deadline();
+        clock.begin_delay();
+        assert_eq!((clock.silence(), clock.deadline()), (Some(Silence::OfServer), accepted));
+        clock.end_delay();
+        assert!(is_of_peer(clock.silence()) && clock.deadline() == accepted);
         clock.received();
         let first = clock.deadline();
         clock.begin_wait();

@@ -265,7 +265,8 @@ async fn accept(
         let (access, service, serving_clock) = (access.clone(), service.clone(), clock.clone());
         let orders = orders.clone();
         let task = spawn_local(async move {
-            match establish(stream, &access, address, user, options).await {
+            let from = (address, user);
+            match establish(stream, &access, from, options, &serving_clock).await {
                 Ok((stream, claim)) => {
                     let peer = (peer, claim);
                     serve_connection(stream, peer, service, serving_clock, refuse, orders).await;
@@ -283,9 +284,9 @@ async fn accept(
 async fn establish(
     stream: Box<dyn HttpStream>,
     access: &ListenerAccess,
-    address: Option<IpAddr>,
-    user: Option<PeerUser>,
+    (address, user): (Option<IpAddr>, Option<PeerUser>),
     options: HttpOptions,
+    clock: &Clock,
 ) -> Result<(Box<dyn HttpStream>, AccessClaim), String> {
     let users = match access {
         ListenerAccess::Local => return Ok((stream, AccessClaim::Local(user))),
@@ -294,8 +295,10 @@ async fn establish(
     };
     let source = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     // Before the handshake, so that an address that fails waits itself.
+    clock.begin_delay();
     users.wait_for(source).await;
     users.pace_handshake().await;
+    clock.end_delay();
     let handshake = TlsAcceptor::from(users.tls()).accept(stream);
     let failed = |kind, error: String| {
         users.handshake_failed(source, kind);
