@@ -350,6 +350,7 @@ impl Server {
         let (server, own) = (self.clone(), name.to_owned());
         let task = spawn(async move {
             let _permit = permit;
+            let volumes: Vec<_> = pool.volumes().into_iter().map(|info| info.uuid).collect();
             let destroyed = pool.destroy().await;
             drop(pool);
             if let Err(error) = destroyed {
@@ -358,6 +359,7 @@ impl Server {
                 server.pools.insert(&own, PoolSlot::closed(set, reason.clone().into()));
                 return Err(failed(reason));
             }
+            volumes.into_iter().for_each(|id| server.pools.reservations.forget(id));
             let forgotten = server.forget_pool(&own).await;
             if let Err(problem) = &forgotten {
                 let reason = format!("it was destroyed, but is recorded: {}", problem.detail);
@@ -373,7 +375,7 @@ impl Server {
         self.pools.slots.borrow_mut().remove(name);
         self.pools.removed.borrow_mut().remove(name);
         self.end_retirements(name, None);
-        tracing::info!("pool {name} was destroyed");
+        tracing::info!("pool {name} was forgotten");
         Ok(())
     }
 

@@ -222,7 +222,10 @@ impl Server {
             gone.map(|(id, _)| *id).collect()
         };
         for id in gone {
-            self.pools.reservations.forget(id);
+            // The volumes of a forgotten pool are on its disks, and may be imported.
+            if pool.is_some() {
+                self.pools.reservations.forget(id);
+            }
             self.end_retirement(id, None);
         }
     }
