@@ -254,7 +254,8 @@ impl Server {
         if let (Some(wanted), true) = (part.compression, keeps) {
             check_same_compression(name, info, wanted)?;
         }
-        if let (Some(wanted), true) = (part.key_file, keeps) {
+        // A repeated receive must not report a plaintext volume as an encrypted one.
+        if let (Some(wanted), false) = (part.key_file, matches!(step, ReceiveStep::StartOver)) {
             check_same_key_file(name, info, wanted)?;
         }
         match step {

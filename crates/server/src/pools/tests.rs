@@ -139,18 +139,15 @@ impl Bed {
     }
 
     async fn receive(&self, name: &str, bytes: &[u8]) -> String {
-        let part = ReceivePart {
-            name,
-            pool: Some("fast"),
-            compression: None,
-            key_file: None,
-            force: false,
-            bytes,
-        };
+        let part = received(name, None, bytes);
         let answer = self.server.receive_part(part).await.unwrap();
         assert!(answer.complete, "{answer:?}");
         answer.outcome
     }
+}
+
+fn received<'a>(name: &'a str, key_file: Option<&'a str>, bytes: &'a [u8]) -> ReceivePart<'a> {
+    ReceivePart { name, pool: Some("fast"), compression: None, key_file, force: false, bytes }
 }
 
 pub(super) fn table(value: Value) -> Settings {
@@ -251,6 +248,10 @@ fn repeated_receive_knows_later_writes() {
         let whole = "volume copy has the content of copy@a";
         assert_eq!(bed.receive("copy", &stream).await, whole);
         assert_eq!(bed.receive("copy", &stream).await, whole);
+        // The answer was a success, as if the volume were encrypted.
+        let with_key = received("copy", Some("/etc/flagstone/key"), &stream);
+        let refused = bed.server.receive_part(with_key).await.unwrap_err().detail;
+        assert!(refused.contains("is not encrypted"), "{refused}");
         bed.write("copy", 2).await;
         let later = bed.receive("copy", &stream).await;
         assert!(later.contains("copy@a was received before"), "{later}");
