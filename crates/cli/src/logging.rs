@@ -66,7 +66,7 @@ mod tests {
         let shown = |text: &str| filter(text).expect("a filter").to_string();
         assert_eq!(shown("warn"), "audit=info,warn");
         assert_eq!(shown("flagstone_mirror=debug,off"), "flagstone_mirror=debug,audit=info,off");
-        for named in ["warn,audit=off", "audit=warn", "warn, audit=error"] {
+        for named in ["warn,audit=off", "audit=warn", "warn,audit=error"] {
             assert!(!shown(named).contains("audit=info"), "{named}: {}", shown(named));
         }
     }

@@ -40,7 +40,7 @@ use crate::http::service::target;
 enum Phase {
     /// Between requests: ends without a word.
     Idle { until: Instant },
-    /// Before the TLS handshake, while its source waits because it has guessed: ends without a word.
+    /// Before the TLS handshake, which waits because its source has guessed: ends without a word.
     Delayed { until: Instant },
     /// Within a request: ends with 408.
     Receiving { until: Instant },
