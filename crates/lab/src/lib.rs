@@ -8,10 +8,10 @@
 //! - every started process is stopped, whatever happens, and scratch files are removed.
 //!
 //! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B,
-//! [`provisioned`] C, [`disk_limits`] D, [`savings`] E; [`pool`] compares a pool with the disk below it;
-//! [`failover`] kills a node under a verifying load, and [`demo`] runs short versions. [`sections`]
-//! adds their tables and pictures to the report. [`node`] and [`ports`] run the emulated nodes;
-//! [`operator`] waits for the user of given ones.
+//! [`provisioned`] C, [`disk_limits`] D, [`savings`] E; [`pool`] compares a pool with the disk
+//! below it; [`failover`] kills a node under a verifying load, and [`demo`] runs short versions.
+//! [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
+//! emulated nodes; [`operator`] waits for the user of given ones.
 
 #![allow(missing_docs, reason = "the names of most members say it")]
 
