@@ -1,7 +1,7 @@
 //! Emulated bed of the pool experiment: a raw disk and a pool on such a disk, in this process.
 //!
-//! The map of such a pool fits its cache; the map of 500 GB would not (`flagstone plan pool` has the
-//! difference). Volumes are filled and overwritten before the limits apply.
+//! The map of such a pool fits its cache; the map of 500 GB would not (`flagstone plan pool` has
+//! the difference). Volumes are filled and overwritten before the limits apply.
 
 use std::sync::Arc;
 
