@@ -26,8 +26,8 @@ pub struct Prices {
     disk: BTreeMap<String, DiskPrice>,
 }
 
-/// Price of a disk type. A key names its unit, which must be the catalog's: a GiB is 7 % more than a
-/// GB. A price has one key of each pair.
+/// Price of a disk type. A key names its unit, which must be the catalog's: a GiB is 7 % more than
+/// a GB. A price has one key of each pair.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DiskPrice {

@@ -452,8 +452,8 @@ async fn recover(
     Pool::start(storage, sizes, opened).await.map_err(with_log)
 }
 
-/// Marks chosen volumes that lack changes, so that they cannot be opened. The others have content of
-/// an earlier time: they are no legs any more.
+/// Marks chosen volumes that lack changes, so that they cannot be opened. The others have content
+/// of an earlier time: they are no legs any more.
 fn mark_incomplete(
     volume_table: &mut VolumeTable,
     tail: &TailVolumes,
