@@ -112,7 +112,7 @@ impl EmulatedType {
     }
 }
 
-/// The load of a job, on the size of the volume.
+/// The load of a job, on the whole device.
 pub(crate) fn load_job(job: &BenchJob) -> LoadJob {
     LoadJob {
         pattern: job.pattern,
@@ -121,7 +121,6 @@ pub(crate) fn load_job(job: &BenchJob) -> LoadJob {
         time: Some(Duration::from_millis(job.runtime_ms)),
         warm_up: Duration::from_millis(job.ramp_ms),
         fua: job.sync,
-        size_bytes: Some(VOLUME_BYTES),
         ..LoadJob::default()
     }
 }

@@ -1,8 +1,6 @@
 //! Emulated bed of the fabric experiment: striped SSDs in the generator's process, and behind a
 //! server with a network limit.
 
-use std::time::Duration;
-
 use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::cpu::Snapshot;
 use flagstone_bench::environment;
@@ -14,15 +12,15 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_config::Config;
-use flagstone_load::job::BlockSize;
 use flagstone_load::results::{LoadOutcome, LoadResults};
-use flagstone_load::{AccessPattern, LoadJob, Stop};
+use flagstone_load::{AccessPattern, Stop};
 use flagstone_runtime::{RuntimeConfig, run as run_cores};
 use flagstone_stack::open_volume;
 
 use super::{DEPTH, DISKS, FABRIC, FabricBottleneck, FabricRow, LOCAL, SUITE};
 use crate::Error;
 use crate::bed::{BedTargets, MeasuredRecords, RunOptions, emulated_record};
+use crate::emulated_disk::load_job;
 use crate::figures::Figures;
 use crate::limits::BUSY_PERCENT;
 use crate::node::{LabNode, device};
@@ -280,17 +278,6 @@ impl Bench<'_> {
             LoadOutcome::Complete => Ok(results),
             other => Err(unexpected(format!("it ended as {other:?}"))),
         }
-    }
-}
-
-fn load_job(job: &BenchJob) -> LoadJob {
-    LoadJob {
-        pattern: job.pattern,
-        block_sizes: vec![BlockSize { bytes: job.block_bytes as usize, weight: 1 }],
-        depth: job.depth as usize,
-        time: Some(Duration::from_millis(job.runtime_ms)),
-        warm_up: Duration::from_millis(job.ramp_ms),
-        ..LoadJob::default()
     }
 }
 

@@ -134,7 +134,7 @@ fn measure_one(
     let unexpected = |detail: String| Error::unexpected(&what, detail);
     let runtime =
         RuntimeConfig { cores: 1, buffer_memory_bytes: BUFFER_BYTES, ..RuntimeConfig::default() };
-    let load = load_job(job);
+    let load = LoadJob { size_bytes: Some(VOLUME_BYTES), ..load_job(job) };
     let ended = run_cores(&runtime, async || {
         let stop = Stop::new();
         let look = |_: &LoadProgress| {

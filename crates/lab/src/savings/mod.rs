@@ -167,7 +167,7 @@ fn measure_one(
         true => LoadJob { data: data.data.clone(), ..load },
         false => load,
     };
-    let load = of_data(load_job(job));
+    let load = of_data(LoadJob { size_bytes: Some(VOLUME_BYTES), ..load_job(job) });
     let mut steps = vec![preparation(512 << 10, AccessPattern::Write, VOLUME_BYTES)];
     if job.pattern.is_random() {
         steps.push(preparation(4096, AccessPattern::RandWrite, SETTLE_BYTES));
