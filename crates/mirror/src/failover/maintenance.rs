@@ -43,6 +43,8 @@ impl Mirror {
 impl Inner {
     async fn suspend_failover(self: &Arc<Self>, on: bool) -> Result<(), MaintenanceError> {
         let options = self.failover.options.as_ref().ok_or(MaintenanceError::Manual)?;
+        // No race that began with the order before this one replaces the record.
+        let _racing = self.failover.racing.acquire().await;
         if !self.lock().serving {
             return Err(MaintenanceError::NotServing);
         }

@@ -45,6 +45,7 @@ use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
 
 use crate::group::Membership;
+use crate::io::fifo_lock::FifoLock;
 use crate::io::new_generation::due;
 use crate::manage::command::{CommandError, RoleOffer};
 use crate::manage::roles::Promotion;
@@ -129,6 +130,11 @@ pub(crate) struct Failover {
     target_lag: TargetLag,
     fencing: Mutex<Fencing>,
     grant: Mutex<Option<Grant>>,
+    /// Held while a race runs, so that a race with an older order about maintenance does not
+    /// replace the record of a newer one.
+    racing: Arc<FifoLock>,
+    /// Error of the last test of the local devices for a race; `None` if it passed.
+    device_failure: Mutex<Option<IoError>>,
 }
 
 impl Failover {
@@ -153,6 +159,8 @@ impl Failover {
             target_lag: TargetLag::default(),
             fencing: Mutex::default(),
             grant: Mutex::default(),
+            racing: Arc::default(),
+            device_failure: Mutex::default(),
         };
         // A node that starts waits for its peer as long as after an answer.
         failover.answered();
@@ -199,6 +207,7 @@ impl Failover {
         self.watched_ns.store(0, Ordering::Release);
         self.set_fencing(Fencing::Idle);
         *self.offer.lock() = None;
+        *self.device_failure.lock() = None;
         self.answered();
     }
 
@@ -230,6 +239,10 @@ impl Failover {
 
     fn fencing_has_failed(&self) -> bool {
         self.fencing.lock().failure().is_some()
+    }
+
+    fn device_has_failed(&self) -> bool {
+        self.device_failure.lock().is_some()
     }
 
     /// `failover_after` in milliseconds.
@@ -399,6 +412,7 @@ impl Inner {
         let offer = *self.failover.offer.lock();
         let is_removed = self.local.superblock().removed;
         let is_unfenced = self.failover.fencing_has_failed();
+        let is_device_failed = self.failover.device_has_failed();
         let is_behind =
             offer == Some(LossPermission::Behind) || !is_attached && self.failover.is_behind();
         let outlook = Outlook {
@@ -407,6 +421,7 @@ impl Inner {
             is_removed,
             is_attached,
             is_unfenced,
+            is_device_failed,
             is_behind,
         };
         obstacle(&situation, &outlook)
@@ -475,6 +490,7 @@ impl Inner {
     pub(crate) fn begin_serving_right(&self, state: &mut State, promotion: Promotion) {
         let serving_right = self.failover.serving_right_after(promotion, &self.local.superblock());
         self.failover.forget_grant();
+        *self.failover.device_failure.lock() = None;
         if self.failover.fencing_has_failed() {
             // By the operator's order, without fencing.
             self.failover.set_fencing(Fencing::Idle);

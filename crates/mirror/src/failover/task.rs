@@ -23,10 +23,10 @@ use crate::failover::members::Attachments;
 use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
 use crate::io::memory::with_memory;
-use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, LOCAL_IO_MS, PROOF_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::OrderProgress;
-use crate::manage::roles::RoleChange;
+use crate::manage::roles::{RoleChange, RoleError};
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superblock};
 use crate::state::arbitration::{ServingRight, Step, peer_may_have_served, step, stops_serving_at};
@@ -72,6 +72,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
                         // Only a lost answer to an earlier grant can make this succeed.
                         Step::Reclaim => ARBITER_CHECK_MS,
                         _ if inner.failover.fencing_has_failed() => FENCE_RETRY_MS,
+                        _ if inner.failover.device_has_failed() => FENCE_RETRY_MS,
                         _ => ARBITER_RETRY_MS,
                     };
                     (attempt, Inner::boot_ns().saturating_add(pause_ms * 1_000_000))
@@ -177,13 +178,16 @@ impl Inner {
     }
 
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
-        if now.takes_role() && (self.failover.is_asynchronous() || self.group.is_some()) {
-            // A grant is for data that no power loss takes back, and for all volumes of a group: a
-            // failed disk of one is noticed before.
-            for member in self.open_of_group() {
-                with_memory(|| member.local.data().flush()).await.map_err(|_| Denied)?;
+        if now.takes_role() {
+            match self.unless_due(now, self.test_devices()).await {
+                Ok(tested) => tested?,
+                Err(Abandoned) => return Ok(()),
             }
         }
+        let Ok(racing) = self.unless_due(now, self.failover.racing.acquire()).await else {
+            self.failover.forget_grant();
+            return Ok(());
+        };
         let superblock = self.local.superblock();
         let (attachments, sessions) = (self.attachments(), self.sessions());
         let (peer, published) = {
@@ -239,6 +243,7 @@ impl Inner {
             self.failover.forget_grant();
             return Ok(());
         };
+        drop(racing);
         if let (Step::Watch, Some(read)) = (now, &ended.first_read) {
             self.compared((&ask, proof), read).await.map_err(|_| Denied)?;
         }
@@ -263,7 +268,7 @@ impl Inner {
         if now.takes_role() && peer_may_have_served(self.machine_state().role) {
             self.failover.keep_grant(&record, attachments.clone());
             match self.unless_due(now, self.fence_peer(now)).await {
-                Ok(true) => {}
+                Ok(true) => self.failover.fenced(),
                 Ok(false) => return Err(Denied),
                 Err(Abandoned) => {
                     self.failover.forget_grant();
@@ -272,8 +277,48 @@ impl Inner {
                 }
             }
         }
-        self.failover.forget_grant();
         self.granted(now, &record, ended.read_back, (attachments, sessions)).await
+    }
+
+    /// Tests what this node needs to serve, before a race for the role: a grant is for data that no
+    /// power loss takes back, and for all volumes of a group, and it excludes a peer that may be
+    /// whole. The log of a target is not written otherwise. Returns when the calls have ended; one
+    /// that takes longer than [`LOCAL_IO_MS`] counts as failed meanwhile.
+    async fn test_devices(self: &Arc<Self>) -> Result<(), Denied> {
+        let members = self.open_of_group();
+        let mut test = pin!(async {
+            for member in &members {
+                with_memory(|| member.local.data().flush()).await?;
+                member.local.check_log().await?;
+            }
+            Ok(())
+        });
+        let tested = match time::timeout(Duration::from_millis(LOCAL_IO_MS), test.as_mut()).await {
+            Ok(tested) => tested,
+            Err(_) => {
+                self.device_tested(Err(IoError::Unreachable));
+                test.await
+            }
+        };
+        self.device_tested(tested);
+        tested.map_err(|_| Denied)
+    }
+
+    /// Records the outcome of a test of the devices, and logs a change.
+    fn device_tested(&self, outcome: Result<(), IoError>) {
+        let before = std::mem::replace(&mut *self.failover.device_failure.lock(), outcome.err());
+        if before == outcome.err() {
+            return;
+        }
+        let replica = self.local.superblock().replica;
+        match outcome {
+            Ok(()) => tracing::info!(%replica, "the local device or intent log works again"),
+            Err(error) => tracing::error!(
+                %replica,
+                "the local device or intent log has failed ({error}): this node does not ask the arbiter for \
+                 the role"
+            ),
+        }
     }
 
     /// Runs a race until another step is due.
@@ -344,15 +389,13 @@ impl Inner {
         read_back: bool,
         (attachments, sessions): (Attachments, Vec<(Arc<Inner>, u64)>),
     ) -> Result<(), Denied> {
-        let own = self.local.superblock().arbiter;
-        let (revision, suspended) = (record.revision.max(own.revision), own.suspended);
+        let revision = record.revision.max(self.local.superblock().arbiter.revision);
         let store = self.failover.store();
         let mark = move |serving_right| {
             move |superblock: &Superblock| ArbiterMark {
-                revision,
+                revision: revision.max(superblock.arbiter.revision),
                 serving_right,
                 store,
-                suspended,
                 ..superblock.arbiter
             }
         };
@@ -426,6 +469,9 @@ impl Inner {
         }
         done.map_err(|error: CommandError| {
             tracing::error!(%replica, "the arbiter agreed, but this node cannot serve: {error}");
+            if let CommandError::Role(RoleError::Io(error)) = error {
+                self.device_tested(Err(error));
+            }
             Denied
         })
     }

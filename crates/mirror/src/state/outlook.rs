@@ -97,6 +97,8 @@ pub struct Outlook<'a> {
     pub is_attached: bool,
     /// True if the command that fences the peer has failed.
     pub is_unfenced: bool,
+    /// True if the test of the local devices before a race has failed.
+    pub is_device_failed: bool,
     /// True for a target without proof of being close enough to its source.
     pub is_behind: bool,
 }
@@ -141,6 +143,9 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Denial::Silent(_) => Obstacle::ArbiterSilent,
     });
     match state.role {
+        NodeRole::Target { .. } | NodeRole::Waiting { .. } if outlook.is_device_failed => {
+            Some(Obstacle::Device)
+        }
         NodeRole::Target { .. } | NodeRole::Waiting { .. } if outlook.is_unfenced => {
             Some(Obstacle::Unfenced)
         }

@@ -13,6 +13,7 @@ const OUTLOOK: Outlook<'_> = Outlook {
     is_removed: false,
     is_attached: false,
     is_unfenced: false,
+    is_device_failed: false,
     is_behind: false,
 };
 

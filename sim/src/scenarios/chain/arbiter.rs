@@ -51,6 +51,8 @@ pub(in crate::scenarios) struct Store {
     /// Probability that an answer is lost, in percent.
     pub(in crate::scenarios) loses: Cell<u64>,
     pub(in crate::scenarios) cuts: [Cell<Cut>; 2],
+    /// Additional delay of the next read; zero when it has begun.
+    pub(in crate::scenarios) delays_read: Cell<Duration>,
     /// Probability that a fencing command fails, in percent; `None` without such commands.
     pub(in crate::scenarios) fence_fails: Cell<Option<u64>>,
     /// Number of successful commands of each node.
@@ -166,6 +168,7 @@ impl StoreHandle {
             slow: Cell::new(Duration::from_millis(2)),
             loses: Cell::new(0),
             cuts: Default::default(),
+            delays_read: Cell::default(),
             fence_fails: Cell::new(None),
             fenced: Default::default(),
             fence_takes: Cell::new(None),
@@ -195,6 +198,9 @@ impl Client {
     ) -> ArbiterFuture<T> {
         let (store, index) = (self.store.get(), self.index);
         Box::pin(async move {
+            if !writes {
+                time::sleep(store.delays_read.take()).await;
+            }
             let cut = store.cuts[index].get();
             if cut.requests {
                 time::sleep(NEVER).await;

@@ -425,6 +425,26 @@ fn abandoned_grant(seed: u64, parting: Parting) -> bool {
     led
 }
 
+/// Regression: a comparison of the record that ran meanwhile replaced the operator's order, in the
+/// record and then in the superblock.
+#[test]
+fn comparison_does_not_replace_order_about_maintenance() {
+    let cluster = in_sync([2000, 2000]);
+    let store = cluster.store();
+    for on in [true, false] {
+        // A comparison begins every ten seconds.
+        store.delays_read.set(Duration::from_millis(300));
+        until(&cluster, "compared", |cluster| cluster.store().delays_read.get().is_zero());
+        cluster.command(0, "maintenance", async move |mirror| {
+            mirror.suspend_failover(on).await.expect("the arbiter answers");
+        });
+        cluster.pass(Duration::from_secs(2));
+        assert_eq!(is_suspended(&cluster), on, "{}", cluster.describe());
+        let recorded = cluster.superblock(0).map(|found| found.arbiter.suspended);
+        assert_eq!(recorded, Some(on));
+    }
+}
+
 /// Regression: the operator's order was forgotten when the arbiter's record was lost.
 #[test]
 fn maintenance_outlives_lost_record() {

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use flagstone_mirror::state::outlook::Obstacle;
+use flagstone_runtime::sim::DiskFaults;
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, DATA};
 use super::failover::VOLUME;
 use super::failover_tests::{EVERYTHING, FAILOVER_TIME, in_sync_with, obstacle, part, until};
 use super::operator;
@@ -147,4 +148,55 @@ fn failed_fencing_is_repeated_without_arbiter() {
     cluster.store().fence_fails.set(NEVER);
     cluster.pass(3 * FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// The device of node 1 takes no writes.
+fn break_device(cluster: &Cluster) {
+    let faults = DiskFaults { write_errors: 1.0, ..DiskFaults::default() };
+    cluster.sim.set_faults(cluster.nodes[1], DATA, faults);
+}
+
+fn mend_device(cluster: &Cluster) {
+    cluster.sim.set_faults(cluster.nodes[1], DATA, DiskFaults::default());
+}
+
+/// Regression: a target with a broken log excluded a whole source from the record, stopped its
+/// machine, could not serve, and repeated this four times a second.
+#[test]
+fn target_with_failed_device_does_not_exclude_its_source() {
+    let cluster = in_sync_with(7, [2000, 2000], NEVER);
+    cluster.end(0, false);
+    break_device(&cluster);
+    let before = cluster.store().record(VOLUME);
+    cluster.pass(4 * FAILOVER_TIME);
+    assert_eq!(cluster.store().record(VOLUME), before, "{}", cluster.describe());
+    assert_eq!(fenced(&cluster), [0, 0]);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Device));
+    // The source returns while the device is still broken.
+    cluster.restart(0);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert!(cluster.serves(0), "{}", cluster.describe());
+}
+
+/// The device fails while the command runs. The peer is stopped once.
+#[test]
+fn peer_is_fenced_once_for_a_grant_that_is_not_served() {
+    let cluster = in_sync_with(7, [2000, 2000], NEVER);
+    cluster.store().fence_takes.set(Some(Duration::from_secs(3)));
+    cluster.end(0, false);
+    let runs = |cluster: &Cluster| cluster.store().fencing.get() > 0;
+    until(&cluster, "fencing", runs);
+    break_device(&cluster);
+    until(&cluster, "fenced", |cluster| fenced(cluster) == [0, 1]);
+    let failed = |cluster: &Cluster| obstacle(cluster, 1) == Some(Obstacle::Device);
+    until(&cluster, "failed", failed);
+    let record = cluster.store().record(VOLUME);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!(cluster.store().record(VOLUME), record, "{}", cluster.describe());
+    assert_eq!(fenced(&cluster), [0, 1]);
+    // A file that has failed is opened anew.
+    mend_device(&cluster);
+    cluster.end(1, false);
+    cluster.restart(1);
+    until(&cluster, "served", |cluster| cluster.serves(1));
 }
