@@ -162,8 +162,10 @@ fn set_desired(state: &MachineState, leg: usize, desired: DesiredState) -> Trans
 pub(super) fn discarded(state: &MachineState) -> Transition {
     match state.role {
         NodeRole::Serving { .. } => Err(OrderRefusal::Serving),
+        // Its source counts on this copy.
+        NodeRole::Target { attached: true, .. } => Err(OrderRefusal::PeerServes),
         role => {
-            let attached = matches!(role, NodeRole::Target { attached: true, .. });
+            let attached = false;
             Ok(state.to(NodeRole::Target { epoch: role.epoch(), attached }, &[Action::Discard]))
         }
     }
