@@ -342,7 +342,7 @@ async fn lead(
     amount: Option<ResyncAmount>,
     promote: bool,
 ) -> Result<Never, SessionEnd> {
-    let full = std::mem::take(&mut inner.lock().legs[leg].full_resync);
+    let full = inner.lock().legs[leg].full_resync;
     let amount = if full { Some(ResyncAmount::Full) } else { amount };
     // Calls left over from earlier sessions are marked before anything is decided.
     inner.wait_for_calls(Counted::Leg(leg, None)).await;
@@ -396,7 +396,19 @@ async fn lead(
         done.map_err(|_| SessionEnd::NothingToDo)?;
     }
     if amount == Some(ResyncAmount::Full) {
-        inner.outdate_attached(leg, session_id, &peers).await?;
+        let outdated = inner.outdate_attached(leg, session_id, &peers).await;
+        if outdated.is_err() && full {
+            // Repeated, it would keep the peer out of sync for as long as the arbiter is silent.
+            let replica = inner.local.superblock().replica;
+            tracing::error!(
+                %replica,
+                leg,
+                "the full resync that was ordered does not begin, as the peer cannot be marked as outdated: \
+                 repeat the order"
+            );
+            inner.change(|state| state.legs[leg].full_resync = false);
+        }
+        outdated?;
     }
     let _group_session = inner.join_group(leg, &session, session_id).await?;
     match amount {
@@ -453,7 +465,14 @@ async fn resync(
     amount: ResyncAmount,
 ) -> Result<(), SessionEnd> {
     let base = match amount {
-        ResyncAmount::Full => inner.mark_all(leg).await?,
+        ResyncAmount::Full => {
+            let base = inner.mark_all(leg).await?;
+            // Not before: an order is not forgotten when a session ends early.
+            if inner.lock().legs[leg].full_resync {
+                inner.change(|state| state.legs[leg].full_resync = false);
+            }
+            base
+        }
         ResyncAmount::Partial => Generation::NONE,
     };
     if amount == ResyncAmount::Partial {

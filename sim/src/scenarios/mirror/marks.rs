@@ -328,6 +328,26 @@ fn interrupted_full_resync_keeps_its_direction() {
     }
 }
 
+/// Regression: the order was forgotten when a session ended before the blocks were marked, and the
+/// legs stayed different while "mirroring".
+#[test]
+fn full_resync_outlives_lost_attach() {
+    let pair = Pair::new(4, |_| {});
+    pair.write(0, 9, 5).expect("both are there");
+    pair.sim.run_for(Duration::from_secs(10));
+    pair.sim.poke(pair.nodes[1], DATA, 9 * BLOCK, &[1]);
+    let lost = Rc::new(Cell::new(false));
+    let seen = lost.clone();
+    pair.network().set_outcome(move |request| match request {
+        PeerRequest::Attach(_) if !seen.replace(true) => CallOutcome::Lost,
+        _ => CallOutcome::Arrives,
+    });
+    pair.mirror(0).resync_all(0).expect("there is a peer");
+    pair.sim.run_for(Duration::from_secs(60));
+    assert!(lost.get());
+    assert_eq!(leg_byte(&pair, 1, 9), 5);
+}
+
 /// A latent sector error of the source's disk: the host gets the peer's data, and the sector is
 /// rewritten, so that it can be read without the peer.
 #[test]
