@@ -216,6 +216,9 @@ impl Api {
             }
             (effect, Some(mirror)) => {
                 let done = apply(&mirror, effect).await;
+                if let (Effect::Resolve { .. }, Err(CommandError::NoSplitBrain)) = (effect, &done) {
+                    return Ok(no_split_brain());
+                }
                 done.map_err(|error| problem(&now, effect, error))?;
                 if let Effect::Order(OperatorOrder::ForceFailover { .. }) = effect {
                     preview.outcome = failed_over(&self.mirror_document(mirrored));
@@ -250,9 +253,7 @@ async fn check(
         (Effect::Resolve { leg, keep }, Some(mirror)) => {
             match mirror.check_resolve(leg, keep == ResolveKeep::Mine).await {
                 Ok(()) => Ok(preview),
-                Err(CommandError::NoSplitBrain) => {
-                    Ok(ActionPreview::unchanged("the split brain has already ended: nothing to do"))
-                }
+                Err(CommandError::NoSplitBrain) => Ok(no_split_brain()),
                 Err(error) => Err(problem(now, effect, error)),
             }
         }
@@ -368,6 +369,14 @@ impl From<CreateError> for Problem {
     }
 }
 
+/// Answer to an order about a split brain that has ended, whichever data was kept.
+fn no_split_brain() -> ActionPreview {
+    ActionPreview::unchanged(
+        "there is no split brain any more, so nothing was discarded by this order; `mirror status` shows \
+         which data is kept",
+    )
+}
+
 fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
@@ -387,17 +396,10 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
                 false => Ok(()),
             }
         }
-        Effect::Resolve { leg, keep } => {
-            let resolved = match keep {
-                ResolveKeep::Mine => mirror.resolve_keep_mine(leg).await,
-                ResolveKeep::Peer => mirror.resolve_keep_peers(leg).await,
-            };
-            // A split brain that has already ended is a success.
-            resolved.or_else(|error| match error {
-                CommandError::NoSplitBrain => Ok(()),
-                other => Err(other),
-            })
-        }
+        Effect::Resolve { leg, keep } => match keep {
+            ResolveKeep::Mine => mirror.resolve_keep_mine(leg).await,
+            ResolveKeep::Peer => mirror.resolve_keep_peers(leg).await,
+        },
         // `execute` applies these.
         Effect::Verify { .. }
         | Effect::StopVerify
