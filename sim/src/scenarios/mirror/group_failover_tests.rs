@@ -161,7 +161,7 @@ fn no_source_attaches_before_a_member_has_stepped_back() {
 #[test]
 fn group_survives_random_faults() {
     let mut split = 0;
-    for seed in 0..30 {
+    for seed in 0..150 {
         let cluster = Cluster::new(seed);
         drive(&cluster);
         split += cluster.split_superblocks.get();
