@@ -72,30 +72,17 @@ impl Fencing {
     }
 }
 
-/// Grant of the arbiter to this node, which does not serve yet.
+/// Grant of the arbiter to this node, whose peer is not fenced yet.
 pub(super) struct Grant {
     record: ArbiterRecord,
     /// Number of attachments of a source before the grant. A later attachment may have replaced the
     /// record.
     attachments: Attachments,
-    /// True if the command has succeeded since the first of the grants without an attachment in
-    /// between: the peer needs a grant of its own to serve again, so it is not stopped once more.
-    is_fenced: bool,
 }
 
 impl Failover {
     pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: Attachments) {
-        let mut grant = self.grant.lock();
-        let is_fenced =
-            grant.as_ref().is_some_and(|own| own.is_fenced && own.attachments == attachments);
-        *grant = Some(Grant { record: record.clone(), attachments, is_fenced });
-    }
-
-    /// Notes that the peer needs no fencing before this node serves by its grant.
-    pub(super) fn fenced(&self) {
-        if let Some(grant) = &mut *self.grant.lock() {
-            grant.is_fenced = true;
-        }
+        *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
     }
 
     pub(super) fn forget_grant(&self) {
@@ -126,9 +113,6 @@ impl Inner {
     pub(super) async fn fence_peer(self: &Arc<Self>, now: Step) -> bool {
         let fence = self.failover.options.as_ref().and_then(|options| options.fence.clone());
         let Some(fence) = fence else { return true };
-        if self.failover.grant.lock().as_ref().is_some_and(|grant| grant.is_fenced) {
-            return true;
-        }
         let replica = self.local.superblock().replica;
         let before = self.failover.fencing.lock().failure().cloned();
         if before.is_some() && self.peer_is_out_of_service().await {

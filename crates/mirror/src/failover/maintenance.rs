@@ -43,7 +43,7 @@ impl Mirror {
 impl Inner {
     async fn suspend_failover(self: &Arc<Self>, on: bool) -> Result<(), MaintenanceError> {
         let options = self.failover.options.as_ref().ok_or(MaintenanceError::Manual)?;
-        // No race that began with the order before this one replaces the record.
+        // A race that began before would write the former setting over this one.
         let _racing = self.failover.racing.acquire().await;
         if !self.lock().serving {
             return Err(MaintenanceError::NotServing);

@@ -15,6 +15,7 @@
 //!
 //! Without an arbiter, this module has no effect.
 
+mod device_test;
 mod fence;
 mod lag;
 mod lease;
@@ -130,8 +131,8 @@ pub(crate) struct Failover {
     target_lag: TargetLag,
     fencing: Mutex<Fencing>,
     grant: Mutex<Option<Grant>>,
-    /// Held while a race runs, so that a race with an older order about maintenance does not
-    /// replace the record of a newer one.
+    /// Held while a race runs, so that a race that began before an order about maintenance does not
+    /// write the former setting over it.
     racing: Arc<FifoLock>,
     /// Error of the last test of the local devices for a race; `None` if it passed.
     device_failure: Mutex<Option<IoError>>,
@@ -207,7 +208,7 @@ impl Failover {
         self.watched_ns.store(0, Ordering::Release);
         self.set_fencing(Fencing::Idle);
         *self.offer.lock() = None;
-        *self.device_failure.lock() = None;
+        self.forget_device_failure();
         self.answered();
     }
 
@@ -239,10 +240,6 @@ impl Failover {
 
     fn fencing_has_failed(&self) -> bool {
         self.fencing.lock().failure().is_some()
-    }
-
-    fn device_has_failed(&self) -> bool {
-        self.device_failure.lock().is_some()
     }
 
     /// `failover_after` in milliseconds.
@@ -490,7 +487,7 @@ impl Inner {
     pub(crate) fn begin_serving_right(&self, state: &mut State, promotion: Promotion) {
         let serving_right = self.failover.serving_right_after(promotion, &self.local.superblock());
         self.failover.forget_grant();
-        *self.failover.device_failure.lock() = None;
+        self.failover.forget_device_failure();
         if self.failover.fencing_has_failed() {
             // By the operator's order, without fencing.
             self.failover.set_fencing(Fencing::Idle);

@@ -22,8 +22,7 @@ use flagstone_runtime::{random_u64, spawn_detached, time};
 use crate::failover::members::Attachments;
 use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
-use crate::io::memory::with_memory;
-use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, LOCAL_IO_MS, PROOF_MS};
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::OrderProgress;
 use crate::manage::roles::{RoleChange, RoleError};
@@ -180,8 +179,11 @@ impl Inner {
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
         if now.takes_role() {
             match self.unless_due(now, self.test_devices()).await {
-                Ok(tested) => tested?,
-                Err(Abandoned) => return Ok(()),
+                Ok(tested) => tested.map_err(|_| Denied)?,
+                Err(Abandoned) => {
+                    self.failover.forget_grant();
+                    return Ok(());
+                }
             }
         }
         let Ok(racing) = self.unless_due(now, self.failover.racing.acquire()).await else {
@@ -268,7 +270,7 @@ impl Inner {
         if now.takes_role() && peer_may_have_served(self.machine_state().role) {
             self.failover.keep_grant(&record, attachments.clone());
             match self.unless_due(now, self.fence_peer(now)).await {
-                Ok(true) => self.failover.fenced(),
+                Ok(true) => {}
                 Ok(false) => return Err(Denied),
                 Err(Abandoned) => {
                     self.failover.forget_grant();
@@ -277,48 +279,8 @@ impl Inner {
                 }
             }
         }
+        self.failover.forget_grant();
         self.granted(now, &record, ended.read_back, (attachments, sessions)).await
-    }
-
-    /// Tests what this node needs to serve, before a race for the role: a grant is for data that no
-    /// power loss takes back, and for all volumes of a group, and it excludes a peer that may be
-    /// whole. The log of a target is not written otherwise. Returns when the calls have ended; one
-    /// that takes longer than [`LOCAL_IO_MS`] counts as failed meanwhile.
-    async fn test_devices(self: &Arc<Self>) -> Result<(), Denied> {
-        let members = self.open_of_group();
-        let mut test = pin!(async {
-            for member in &members {
-                with_memory(|| member.local.data().flush()).await?;
-                member.local.check_log().await?;
-            }
-            Ok(())
-        });
-        let tested = match time::timeout(Duration::from_millis(LOCAL_IO_MS), test.as_mut()).await {
-            Ok(tested) => tested,
-            Err(_) => {
-                self.device_tested(Err(IoError::Unreachable));
-                test.await
-            }
-        };
-        self.device_tested(tested);
-        tested.map_err(|_| Denied)
-    }
-
-    /// Records the outcome of a test of the devices, and logs a change.
-    fn device_tested(&self, outcome: Result<(), IoError>) {
-        let before = std::mem::replace(&mut *self.failover.device_failure.lock(), outcome.err());
-        if before == outcome.err() {
-            return;
-        }
-        let replica = self.local.superblock().replica;
-        match outcome {
-            Ok(()) => tracing::info!(%replica, "the local device or intent log works again"),
-            Err(error) => tracing::error!(
-                %replica,
-                "the local device or intent log has failed ({error}): this node does not ask the arbiter for \
-                 the role"
-            ),
-        }
     }
 
     /// Runs a race until another step is due.
