@@ -397,16 +397,16 @@ async fn lead(
     }
     if amount == Some(ResyncAmount::Full) {
         let outdated = inner.outdate_attached(leg, session_id, &peers).await;
-        if outdated.is_err() && full {
+        if full && outdated == Err(NotOutdated::Arbiter) {
             // Repeated, it would keep the peer out of sync for as long as the arbiter is silent.
+            inner.forget_full_resync(leg);
             let replica = inner.local.superblock().replica;
             tracing::error!(
                 %replica,
                 leg,
-                "the full resync that was ordered does not begin, as the peer cannot be marked as outdated: \
-                 repeat the order"
+                "the full resync that was ordered does not begin: the arbiter has not recorded that the peer \
+                 is out of date. Repeat the order when the arbiter answers"
             );
-            inner.change(|state| state.legs[leg].full_resync = false);
         }
         outdated?;
     }
@@ -467,10 +467,8 @@ async fn resync(
     let base = match amount {
         ResyncAmount::Full => {
             let base = inner.mark_all(leg).await?;
-            // Not before: an order is not forgotten when a session ends early.
-            if inner.lock().legs[leg].full_resync {
-                inner.change(|state| state.legs[leg].full_resync = false);
-            }
+            // Not before: the order outlives a session that ends early.
+            inner.forget_full_resync(leg);
             base
         }
         ResyncAmount::Partial => Generation::NONE,
@@ -624,6 +622,12 @@ impl Inner {
         self.legs[leg].bad_ranges().clear();
         tracing::info!(replica = %self.local.superblock().replica, leg, "the peer is in sync");
         Ok(())
+    }
+
+    fn forget_full_resync(&self, leg: usize) {
+        if self.lock().legs[leg].full_resync {
+            self.change(|state| state.legs[leg].full_resync = false);
+        }
     }
 
     /// Marks everything for a full resync. All bits are durable before the target adopts a
