@@ -165,8 +165,8 @@ pub(super) fn discarded(state: &MachineState) -> Transition {
         // Its source counts on this copy.
         NodeRole::Target { attached: true, .. } => Err(OrderRefusal::PeerServes),
         role => {
-            let attached = false;
-            Ok(state.to(NodeRole::Target { epoch: role.epoch(), attached }, &[Action::Discard]))
+            let target = NodeRole::Target { epoch: role.epoch(), attached: false };
+            Ok(state.to(target, &[Action::Discard]))
         }
     }
 }
