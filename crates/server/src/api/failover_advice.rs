@@ -30,8 +30,8 @@ fn serving(document: &MirrorDocument, failover: &FailoverDocument) -> Option<Str
     let (volume, node) = (&document.volume, &document.node);
     if failover.suspended {
         return Some(format!(
-            "automatic failover of {volume} is suspended: no peer takes over if {node} fails, unless only its disk fails. \
-             `flagstone mirror maintenance {volume} off` resumes it"
+            "automatic failover of {volume} is suspended: no peer takes over if {node} fails, \
+             unless only its disk fails. `flagstone mirror maintenance {volume} off` resumes it"
         ));
     }
     let Some(obstacle) = failover.obstacle else {

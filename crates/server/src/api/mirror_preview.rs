@@ -630,8 +630,8 @@ fn maintenance((now, replica): OpenMirror<'_>, on: bool) -> Previewed {
             return Ok(ActionPreview::unchanged(outcome));
         }
         (true, false) => format!(
-            "automatic failover of {volume} is suspended: no peer takes over if {node} fails, unless only its disk fails, \
-             until `flagstone mirror maintenance {volume} off`"
+            "automatic failover of {volume} is suspended: no peer takes over if {node} fails, \
+             unless only its disk fails, until `flagstone mirror maintenance {volume} off`"
         ),
         // Resumed at the arbiter even if this node has not seen that it was suspended.
         (false, _) => format!("automatic failover of {volume} is in effect"),
