@@ -1,6 +1,6 @@
 //! Test of the local devices before a race for the role.
 //!
-//! A grant excludes a peer that may be whole, and is for data that no power loss takes back, and for
+//! A grant excludes a peer that may be whole. It is for data that no power loss takes back, and for
 //! all volumes of a group. So a node whose device or intent log takes no writes does not ask. The
 //! log of a target is not written otherwise.
 
