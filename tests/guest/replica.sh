@@ -453,6 +453,13 @@ discard_data() {
     identify source >target
     ask identity 1 "$(hex <target)"
     ends $invalid_field admin -o 0xd0 --cdw14=1
+    ends $changed admin -o 0xd4 --cdw10=1 --cdw12=0x01234567 --cdw13=0x89abcdef
+    # Its source counts on its data while it is attached.
+    ends $not_now admin -o 0xd4 --cdw12=0x89abcdef --cdw13=0x01234567
+    disconnect "$replica"
+    hello 1
+    ask state 1 has_source false
+    identify source >target
     ends $changed admin -o 0xd4 --cdw10=1 --cdw12=0x89abcdef --cdw13=0x01234567
     example nvme admin-passthru /dev/nvme1 -o 0xd4 -n 1 --cdw12=0x89abcdef --cdw13=0x01234567
     ask state 1 generation 0000000000000000
@@ -460,7 +467,7 @@ discard_data() {
     ends $changed admin -o 0xd4 --cdw12=0x89abcdef --cdw13=0x01234567
     identify source >target
     ask identity 1 "$(hex <target)"
-    # The attached session uses a generation that no longer exists.
+    # A generation that no longer exists.
     refused_attach $changed "$(attach_data "$(number target 48 8)" 0 3 "$SIZE_BYTES" "$old")"
     echo -n "$(attach_data "$(number target 48 8)" 0 0 0)" | unhex >attach.bin
     example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin

@@ -655,11 +655,11 @@ impl Inner {
         expected: Generation,
     ) -> PeerAnswer {
         let superblock = self.local.superblock();
-        let decided = next(&self.machine_state(), Event::Discarded);
-        decided.map_err(|refusal| self.refusal(refusal))?;
         if superblock.current != expected {
             return Err(PeerRefusal::Changed);
         }
+        let decided = next(&self.machine_state(), Event::Discarded);
+        decided.map_err(|refusal| self.refusal(refusal))?;
         let known = superblock.peers.iter().any(|peer| peer.bases.contains(base));
         if !base.is_none() && !known {
             return Err(PeerRefusal::Changed);
