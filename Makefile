@@ -31,7 +31,7 @@ DEMO_DIR ?= target
 DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint licenses unit test-crates test-program simulate torture fuzz fuzz-smoke demo demo-smoke package bench clean
+.PHONY: help setup build test lint licenses unit test-crates test-program test-guest simulate torture fuzz fuzz-smoke demo demo-smoke package bench clean
 
 help: ## show this
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -64,12 +64,14 @@ licenses: ## write THIRD-PARTY-LICENSES again, after a change of dependencies
 TESTED := --workspace --exclude flagstone-sim
 # Their tests have names that tests of the program have, too.
 NAMESAKES := $(addprefix --exclude flagstone-,limit nbd nvmf-host nvmf-target)
-PROGRAM_TESTS := $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
+# Hosts in QEMU's emulation take as long as many of the others together.
+GUEST_TESTS := --test kernel_guest
+PROGRAM_TESTS := $(filter-out kernel_guest,$(patsubst tests/tests/%.rs,%,$(wildcard tests/tests/*.rs)))
 
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
 	@scripts/test-servers.sh
 	cargo test $(CARGO_FLAGS) $(TESTED) --no-run
-	@$(MAKE) --no-print-directory -j2 test-crates test-program
+	@$(MAKE) --no-print-directory -j3 test-crates test-program test-guest
 
 test-crates:
 	cargo test $(CARGO_FLAGS) $(TESTED) --lib --bins
@@ -77,7 +79,10 @@ test-crates:
 	cargo test $(CARGO_FLAGS) $(TESTED) --doc
 
 test-program:
-	cargo test $(CARGO_FLAGS) $(TESTED) $(NAMESAKES) $(PROGRAM_TESTS)
+	cargo test $(CARGO_FLAGS) $(TESTED) $(NAMESAKES) $(addprefix --test ,$(PROGRAM_TESTS))
+
+test-guest:
+	cargo test $(CARGO_FLAGS) $(TESTED) $(GUEST_TESTS)
 
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
 	cargo test $(CARGO_FLAGS) --profile simulation --package flagstone-sim
