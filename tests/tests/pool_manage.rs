@@ -247,6 +247,14 @@ fn compressed_volume_survives_a_kill() {
     until("a checkpoint counts what is stored", is_small, || format!("{:?}", stored("small")));
     assert!(bed.run("volume show small").contains(":1)"));
     assert!(bed.run("pool status fast").contains("of data stored in"));
+    let savings = bed.run("pool savings fast --type pd-ssd --json");
+    let savings: Value = serde_json::from_str(&savings).expect("JSON");
+    let kinds = savings["kinds"].as_array().expect("a list");
+    let saved: i64 = kinds.iter().filter_map(|kind| kind["saved_bytes"].as_i64()).sum();
+    assert_eq!(savings["provisioned_bytes"], 128 << 20);
+    assert_eq!(Some((128 << 20) - saved), savings["used_bytes"].as_i64(), "{savings:#}");
+    assert!(kinds[1]["saved_bytes"].as_i64() >= Some(5 << 20), "{savings:#}");
+    assert!(savings["cost"]["used_usd"].as_f64() < savings["cost"]["provisioned_usd"].as_f64());
     let refused = bed.refused("volume set db --setting compression=gzip");
     assert!(refused.contains("off, lz4, zstd, auto"), "{refused}");
     bed.run("volume clone db@a copy --dry-run");

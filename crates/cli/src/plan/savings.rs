@@ -69,10 +69,17 @@ fn price(catalog: &Catalog, args: &PlanSavingsArgs) -> Result<Option<CapacityPri
             false => Ok(None),
         };
     };
-    let price = catalog.capacity_price(kind, args.regional);
-    price
-        .map(Some)
-        .map_err(|error| Failure::usage(format!("--type {}: {}", printable(kind), error.0)))
+    capacity_price(catalog, kind, args.regional).map(Some)
+}
+
+/// Price of the disks that `--type` and `--regional` name.
+pub(crate) fn capacity_price(
+    catalog: &Catalog,
+    kind: &str,
+    regional: bool,
+) -> Result<CapacityPrice, Failure> {
+    let price = catalog.capacity_price(kind, regional);
+    price.map_err(|error| Failure::usage(format!("--type {}: {}", printable(kind), error.0)))
 }
 
 fn sample_size(text: &str) -> Result<SampleSize, Failure> {

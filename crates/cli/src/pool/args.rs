@@ -8,6 +8,7 @@ use flagstone_units::parse_size;
 
 use crate::backup::args::MakeBackupArgs;
 use crate::completions;
+use crate::plan::args::CatalogArg;
 use crate::status::server::ApiArgs;
 use crate::status::{QueryArgs, StatusArgs};
 
@@ -23,6 +24,8 @@ pub(crate) enum PoolCommand {
     Create(CreatePoolArgs),
     /// Show pools: space, volumes, health, and the next step
     Status(PoolStatusArgs),
+    /// Show what thin volumes, compression and clones save, and what that costs
+    Savings(PoolSavingsArgs),
     /// Open an existing pool: from another machine, or when its devices have other paths
     Import(ImportArgs),
     /// Add a device to a pool while it is used
@@ -287,6 +290,22 @@ pub(crate) struct PoolStatusArgs {
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolSavingsArgs {
+    /// Name of the pool
+    pub(crate) name: String,
+    /// Type of disk whose capacity is priced, such as pd-ssd
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// Disks are replicated in two zones
+    #[arg(long)]
+    pub(crate) regional: bool,
+    #[command(flatten)]
+    pub(crate) catalog: CatalogArg,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -2,6 +2,7 @@
 //! the state of its pools. An order that loses data needs confirmation: a dry run tells the loss.
 
 pub(crate) mod args;
+mod savings;
 mod show;
 mod snapshot;
 pub(crate) mod stream;
@@ -40,6 +41,9 @@ struct PoolRequest {
 pub(crate) use snapshot::run as run_snapshot;
 
 pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
+    if let PoolCommand::Savings(args) = &args.command {
+        return savings::run(args);
+    }
     run_client(async || match &args.command {
         PoolCommand::Status(args) => watch(args).await,
         PoolCommand::Check(args) => verify::check(args).await,
@@ -146,7 +150,9 @@ fn pool_order(command: &PoolCommand) -> Result<PoolRequest, Failure> {
             let body = json!({"pause": args.pause, "cancel": args.cancel});
             ("scrub", &args.name, body, false, &args.order)
         }
-        PoolCommand::Status(_) | PoolCommand::Check(_) => unreachable!("they are no orders"),
+        PoolCommand::Status(_) | PoolCommand::Savings(_) | PoolCommand::Check(_) => {
+            unreachable!("they are no orders")
+        }
     };
     let (kind, body, args) = ("pool", object(body), args.clone());
     Ok(PoolRequest { kind, name: name.clone(), action, body, asks_first, args })

@@ -221,6 +221,7 @@ fn cli_reference_matches_clap() {
         ("options:pool-remove-device".to_owned(), pool("remove-device")),
         ("options:pool-scrub".to_owned(), pool("scrub")),
         ("options:pool-check".to_owned(), pool("check")),
+        ("options:pool-savings".to_owned(), pool("savings")),
         ("options:volume-clone".to_owned(), volume("clone")),
         ("options:volume-promote".to_owned(), volume("promote")),
         ("options:volume-send".to_owned(), volume("send")),

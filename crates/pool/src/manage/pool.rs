@@ -68,6 +68,8 @@ pub struct PoolStatus {
     /// Space beyond `used_bytes` that overwritten parts of compressed data hold until they are
     /// cleaned, in bytes, at most.
     pub held_bytes: u64,
+    /// Sizes of the volumes together, in bytes.
+    pub provisioned_bytes: u64,
     /// Data of the volumes as of the last checkpoint, before compression, in bytes. Blocks that
     /// volumes share count for each.
     pub data_bytes: u64,
@@ -252,6 +254,7 @@ impl Pool {
             capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),
             held_bytes: bytes(supply.held),
+            provisioned_bytes: bytes(sum_of(&state.volume_table, |volume| volume.blocks)),
             data_bytes: bytes(sum_of(&state.volume_table, |volume| volume.mapped)),
             stored_bytes: bytes(sum_of(&state.volume_table, VolumeRecord::stored)),
             reserved_bytes: bytes(supply.reserved),

@@ -54,6 +54,9 @@ pub struct PoolDocument {
     pub capacity_bytes: u64,
     /// Space in use.
     pub used_bytes: u64,
+    /// Sizes of its volumes together.
+    #[serde(default)]
+    pub provisioned_bytes: u64,
     /// Data of its volumes as of the last checkpoint, before compression. Data that volumes share
     /// counts for each.
     pub data_bytes: u64,

@@ -372,6 +372,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         capacity_bytes: status.capacity_bytes,
         map_cache_bytes: status.map_cache_bytes,
         used_bytes: status.used_bytes,
+        provisioned_bytes: status.provisioned_bytes,
         data_bytes: status.data_bytes,
         stored_bytes: status.stored_bytes,
         held_bytes: status.held_bytes,
@@ -513,7 +514,7 @@ pub(super) fn legs(server: &Server) -> Vec<VolumeDocument> {
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 14] = [
+const FAMILIES: [(&str, &str, PoolNumber); 15] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -521,6 +522,9 @@ const FAMILIES: [(&str, &str, PoolNumber); 14] = [
         pool.capacity_bytes
     }),
     ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
+    ("flagstone_pool_provisioned_bytes", "Sizes of the volumes together.", |pool| {
+        pool.provisioned_bytes
+    }),
     ("flagstone_pool_data_bytes", "Data of the volumes before compression.", |pool| {
         pool.data_bytes
     }),
@@ -562,12 +566,40 @@ const FAMILIES: [(&str, &str, PoolNumber); 14] = [
     }),
 ];
 
+type VolumeNumber = fn(&VolumeInfo) -> u64;
+
+const VOLUME_FAMILIES: [(&str, &str, VolumeNumber); 2] = [
+    ("flagstone_pool_volume_data_bytes", "Data of the volume before compression.", |volume| {
+        volume.used_bytes
+    }),
+    ("flagstone_pool_volume_stored_bytes", "Space of this data after compression.", |volume| {
+        volume.stored_bytes
+    }),
+];
+
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {
     let pools = all(server).pools;
     for (name, help, number) in FAMILIES {
         let mut family = out.family(name, help);
         for pool in &pools {
             family.count(&[("pool", &pool.name)], number(pool));
+        }
+    }
+    volume_metrics(server, out);
+}
+
+/// Also of volumes that are not served: their space is used.
+fn volume_metrics(server: &Server, out: &mut Exposition) {
+    let open = server.pools.slots().into_iter().filter_map(|(name, slot)| match slot.state {
+        PoolState::Open(pool) => Some((name, pool.volumes())),
+        PoolState::Changing { .. } | PoolState::Closed { .. } => None,
+    });
+    let open: Vec<(String, Vec<VolumeInfo>)> = open.collect();
+    for (name, help, number) in VOLUME_FAMILIES {
+        let mut family = out.family(name, help);
+        for (pool, volume) in open.iter().flat_map(|(pool, all)| all.iter().map(move |v| (pool, v)))
+        {
+            family.count(&[("pool", pool), ("volume", &volume.name)], number(volume));
         }
     }
 }

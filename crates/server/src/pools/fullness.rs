@@ -66,6 +66,7 @@ mod tests {
             capacity_bytes: 1000,
             used_bytes,
             held_bytes: 0,
+            provisioned_bytes: 0,
             data_bytes: 0,
             stored_bytes: 0,
             reserved_bytes,

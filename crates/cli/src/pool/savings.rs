@@ -1,0 +1,270 @@
+//! `flagstone pool savings`: space and money that a pool saves, by kind and by volume.
+//!
+//! Invariant: the kinds add up to the space in use, so each byte is explained once.
+
+use std::fmt::Write as _;
+
+use flagstone_cloud::CapacityPrice;
+use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
+use flagstone_server::api::pool_document::PoolDocument;
+use flagstone_server::http::encode;
+use flagstone_units::columns::{Left, Right, lines};
+use flagstone_units::display::size;
+use flagstone_units::grouped;
+use serde::Serialize;
+
+use super::args::PoolSavingsArgs;
+use crate::exit::{Exit, Failure};
+use crate::output::{self, print};
+use crate::plan::capacity_price;
+use crate::status::run_client;
+use crate::status::server::read;
+
+/// Savings of a pool.
+#[derive(Debug, Serialize)]
+struct Savings {
+    pool: String,
+    /// Sizes of all volumes, as a disk for each of them would have.
+    provisioned_bytes: u64,
+    /// In the order in which they apply.
+    kinds: Vec<Kind>,
+    used_bytes: u64,
+    capacity_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<Cost>,
+    volumes: Vec<VolumeSavings>,
+}
+
+/// One kind of savings. Negative: it takes space.
+#[derive(Debug, Serialize)]
+struct Kind {
+    kind: &'static str,
+    #[serde(skip)]
+    title: &'static str,
+    saved_bytes: i64,
+}
+
+/// Capacity per month, in US dollars.
+#[derive(Debug, Serialize)]
+struct Cost {
+    price: CapacityPrice,
+    /// Of a disk for each volume.
+    provisioned_usd: f64,
+    /// Of the space in use.
+    used_usd: f64,
+    /// Of the pool's devices as they are.
+    capacity_usd: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct VolumeSavings {
+    name: String,
+    size_bytes: u64,
+    data_bytes: u64,
+    stored_bytes: u64,
+}
+
+pub(super) fn run(args: &PoolSavingsArgs) -> Result<Exit, Failure> {
+    let price = match &args.kind {
+        Some(kind) => Some(capacity_price(&args.catalog.open()?, kind, args.regional)?),
+        None if args.regional => {
+            return Err(Failure::usage("--regional is for prices: write --type too"));
+        }
+        None => None,
+    };
+    run_client(|| async {
+        let mut server = args.api.connect()?;
+        let pool = server.get_text(&format!("/v1/pools/{}", encode(&args.name)))?;
+        let pool: PoolDocument = read(pool.as_bytes())?;
+        if pool.id.is_none() {
+            let reason = pool.reason.as_deref().unwrap_or("it is closed");
+            return Err(Failure::failed(format!("pool {} is not open: {reason}", args.name)));
+        }
+        let volumes = server.get_text("/v1/volumes")?;
+        let volumes: VolumesDocument = read(volumes.as_bytes())?;
+        let savings = savings(&pool, &volumes.volumes, price);
+        let text = if args.catalog.json { output::json(&savings) } else { text(&savings) };
+        Ok(print(&text, Exit::Success))
+    })
+}
+
+fn difference(from: u64, to: u64) -> i64 {
+    i64::try_from(i128::from(from) - i128::from(to)).unwrap_or(i64::MAX)
+}
+
+fn savings(
+    pool: &PoolDocument,
+    volumes: &[VolumeDocument],
+    price: Option<CapacityPrice>,
+) -> Savings {
+    let kinds = [
+        ("thin", "not written, discarded or zero", pool.provisioned_bytes, pool.data_bytes),
+        ("compression", "compression", pool.data_bytes, pool.stored_bytes),
+        ("shared", "clones, less snapshots and maps", pool.stored_bytes, pool.used_bytes),
+    ];
+    let own = volumes.iter().filter_map(|volume| {
+        let place = volume.pool.as_ref().filter(|place| place.name == pool.name)?;
+        Some(VolumeSavings {
+            name: volume.name.clone(),
+            size_bytes: volume.size_bytes,
+            data_bytes: place.used_bytes,
+            stored_bytes: place.stored_bytes,
+        })
+    });
+    Savings {
+        pool: pool.name.clone(),
+        provisioned_bytes: pool.provisioned_bytes,
+        kinds: kinds
+            .map(|(kind, title, from, to)| Kind { kind, title, saved_bytes: difference(from, to) })
+            .into(),
+        used_bytes: pool.used_bytes,
+        capacity_bytes: pool.capacity_bytes,
+        cost: price.map(|price| Cost {
+            provisioned_usd: pool.provisioned_bytes as f64 * price.usd_per_byte,
+            used_usd: pool.used_bytes as f64 * price.usd_per_byte,
+            capacity_usd: pool.capacity_bytes as f64 * price.usd_per_byte,
+            price,
+        }),
+        volumes: own.collect(),
+    }
+}
+
+fn text(savings: &Savings) -> String {
+    let mut text = format!("pool {}\n\n", savings.pool);
+    let usd_per_byte = savings.cost.as_ref().map(|cost| cost.price.usd_per_byte);
+    let row = |title: &str, negative: bool, bytes: u64| {
+        let sign = if negative && bytes > 0 { "-" } else { "" };
+        let mut row = vec![
+            title.to_owned(),
+            format!("{sign}{}", size(bytes)),
+            match savings.provisioned_bytes {
+                0 => "-".to_owned(),
+                all => format!("{sign}{:.1} %", bytes as f64 / all as f64 * 100.0),
+            },
+        ];
+        row.extend(usd_per_byte.map(|usd| format!("{sign}{}", grouped(bytes as f64 * usd, 2))));
+        row
+    };
+    let mut rows = vec![row("sizes of all volumes", false, savings.provisioned_bytes)];
+    for Kind { title, saved_bytes, .. } in &savings.kinds {
+        rows.push(row(title, *saved_bytes > 0, saved_bytes.unsigned_abs()));
+    }
+    rows.push(row("used", false, savings.used_bytes));
+    rows.push(row("capacity of the pool", false, savings.capacity_bytes));
+    let mut head = vec![("space", Left), ("bytes", Right), ("of sizes", Right)];
+    head.extend(usd_per_byte.map(|_| ("USD/month", Right)));
+    text.extend(lines(&head, &rows).iter().map(|line| format!("{line}\n")));
+
+    if !savings.volumes.is_empty() {
+        let head = [
+            ("volume", Left),
+            ("size", Right),
+            ("data", Right),
+            ("stored", Right),
+            ("compressed", Right),
+        ];
+        let rows: Vec<Vec<String>> = savings.volumes.iter().map(volume_row).collect();
+        text.push('\n');
+        text.extend(lines(&head, &rows).iter().map(|line| format!("{line}\n")));
+    }
+    if let Some(Cost { price, .. }) = &savings.cost {
+        let regional = if price.regional { "regional " } else { "" };
+        let _ = writeln!(
+            text,
+            "\nprices: capacity of {regional}{} in {}, without provisioned performance",
+            price.kind, price.region
+        );
+    }
+    text
+}
+
+fn volume_row(volume: &VolumeSavings) -> Vec<String> {
+    let ratio = match (volume.data_bytes, volume.stored_bytes) {
+        (0, _) | (_, 0) => "-".to_owned(),
+        (data, stored) => format!("{:.2}:1", data as f64 / stored as f64),
+    };
+    vec![
+        volume.name.clone(),
+        size(volume.size_bytes),
+        size(volume.data_bytes),
+        size(volume.stored_bytes),
+        ratio,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_cloud::Catalog;
+    use flagstone_server::api::pool_document::PoolPlaceDocument;
+
+    use super::*;
+
+    fn volume(name: &str, pool: &str, data_gib: u64, stored_gib: u64) -> VolumeDocument {
+        VolumeDocument {
+            name: name.to_owned(),
+            size_bytes: 200 << 30,
+            pool: Some(PoolPlaceDocument {
+                name: pool.to_owned(),
+                used_bytes: data_gib << 30,
+                stored_bytes: stored_gib << 30,
+                ..PoolPlaceDocument::default()
+            }),
+            ..VolumeDocument::default()
+        }
+    }
+
+    fn pool() -> PoolDocument {
+        PoolDocument {
+            name: "fast".to_owned(),
+            provisioned_bytes: 400 << 30,
+            data_bytes: 100 << 30,
+            stored_bytes: 60 << 30,
+            used_bytes: 40 << 30,
+            capacity_bytes: 300 << 30,
+            ..PoolDocument::default()
+        }
+    }
+
+    #[test]
+    fn savings_show_kinds_volumes_and_cost() {
+        let price = Catalog::builtin("gcp-2019").unwrap().capacity_price("pd-ssd", false).unwrap();
+        let price = CapacityPrice { usd_per_byte: 0.17 / 1e9, ..price };
+        let volumes = [volume("db", "fast", 50, 10), volume("x", "slow", 1, 1)];
+        let savings = savings(&pool(), &volumes, Some(price));
+        let sum: i64 = savings.kinds.iter().map(|kind| kind.saved_bytes).sum();
+        assert_eq!(savings.provisioned_bytes as i64 - sum, savings.used_bytes as i64);
+        let text = text(&savings);
+        assert!(
+            text.starts_with(
+                "\
+pool fast
+
+space                               bytes  of sizes  USD/month
+sizes of all volumes              400 GiB   100.0 %      73.01
+not written, discarded or zero   -300 GiB   -75.0 %     -54.76
+compression                       -40 GiB   -10.0 %      -7.30
+clones, less snapshots and maps   -20 GiB    -5.0 %      -3.65
+used                               40 GiB    10.0 %       7.30
+capacity of the pool              300 GiB    75.0 %      54.76
+
+volume     size    data  stored  compressed
+db      200 GiB  50 GiB  10 GiB      5.00:1
+
+prices: capacity of pd-ssd in "
+            ),
+            "{text}"
+        );
+    }
+
+    /// Snapshots take more than clones share, and compression saves nothing.
+    #[test]
+    fn space_that_is_taken_is_not_negative() {
+        let pool = PoolDocument { stored_bytes: 100 << 30, used_bytes: 130 << 30, ..pool() };
+        let savings = savings(&pool, &[], None);
+        assert_eq!(savings.kinds[2].saved_bytes, -(30 << 30));
+        let text = text(&savings);
+        assert!(text.contains("clones, less snapshots and maps    30 GiB     7.5 %\n"), "{text}");
+        assert!(text.contains("compression                           0 B     0.0 %\n"), "{text}");
+        assert!(!text.contains("USD"), "{text}");
+    }
+}
