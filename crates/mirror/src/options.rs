@@ -144,6 +144,13 @@ impl PeerOptions {
         self.mode == Mode::Async || self.ack == Ack::Memory
     }
 
+    /// True if the peer counts as having a write that it could still lose in a power failure. An
+    /// asynchronous peer never does: it shows one moment of the past after a power failure, too,
+    /// even when it serves the volume alone.
+    pub(crate) fn acks_from_memory(&self) -> bool {
+        self.mode == Mode::Sync && self.ack == Ack::Memory
+    }
+
     pub(crate) fn blocks_on_peer_loss(&self) -> bool {
         self.on_peer_loss == OnPeerLoss::Block && self.mode == Mode::Sync
     }

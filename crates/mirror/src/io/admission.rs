@@ -331,7 +331,7 @@ impl LegState {
 
     /// Whether a write has to be durable on the peer at completion.
     fn durable(&self, options: &PeerOptions) -> bool {
-        !options.tracks_unflushed() && self.volatile_cache
+        !options.acks_from_memory() && self.volatile_cache
     }
 }
 

@@ -20,7 +20,6 @@ use crate::join::join_all;
 use crate::limits::LEAVE_MS;
 use crate::manage::roles::AdmissionBlock;
 use crate::mirror::{Inner, Leg};
-use crate::options::Mode;
 
 /// Writes that were acknowledged to hosts and that a peer lacks after the source stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +80,9 @@ impl Inner {
 
     /// Ends the sessions of peers that have not flushed what they acknowledged from memory.
     fn give_up_unflushed(&self) {
-        for (leg, own) in self.legs.iter().enumerate().filter(|(_, own)| own.acks_from_memory()) {
+        for (leg, own) in
+            self.legs.iter().enumerate().filter(|(_, own)| own.options().acks_from_memory())
+        {
             if own.unflushed.iter().any(|half| half.count() > 0) {
                 let session_id = self.lock().legs[leg].session_id;
                 self.disconnect(leg, session_id);
@@ -143,7 +144,7 @@ impl Inner {
         let legs = self.legs.iter().zip(&state.legs).enumerate();
         let lost = legs.filter(|(_, (own, state))| {
             let is_unflushed = !state.receives_writes && state.has_unflushed;
-            own.acks_from_memory() && is_unflushed && !state.generation_bumped
+            own.options().acks_from_memory() && is_unflushed && !state.generation_bumped
         });
         let of_leg = |(leg, (own, _)): (usize, (&Leg, _))| {
             let (writes, bytes) = (own.out_of_sync.count(), own.out_of_sync.bytes());
@@ -170,12 +171,5 @@ impl Inner {
         for half in 0..self.legs[leg].unflushed.len() {
             self.unflushed_is_durable(leg, session_id, half);
         }
-    }
-}
-
-impl Leg {
-    fn acks_from_memory(&self) -> bool {
-        let options = self.options();
-        options.mode == Mode::Sync && options.tracks_unflushed()
     }
 }

@@ -20,7 +20,7 @@ use flagstone_runtime::{buf, time};
 use super::link::CallOutcome;
 use super::pair::{BLOCK, DATA, METADATA, Pair, SUPERBLOCKS, fill};
 
-fn unwritable(pair: &Pair, index: usize, range: Range<u64>) {
+pub(super) fn unwritable(pair: &Pair, index: usize, range: Range<u64>) {
     set(pair, index, DiskFaults::default().unwritable_at(range));
 }
 
@@ -28,7 +28,7 @@ fn set(pair: &Pair, index: usize, faults: DiskFaults) {
     pair.sim.set_faults(pair.nodes[index], DATA, faults);
 }
 
-fn block(number: u64) -> Range<u64> {
+pub(super) fn block(number: u64) -> Range<u64> {
     number * BLOCK..(number + 1) * BLOCK
 }
 
@@ -170,7 +170,7 @@ fn rule_25_failed_flush_of_the_only_leg_is_an_error() {
 }
 
 /// Durable content of a leg: its content after a power loss.
-fn durable(pair: &Pair, index: usize) -> Vec<u8> {
+pub(super) fn durable(pair: &Pair, index: usize) -> Vec<u8> {
     pair.end(index, true);
     pair.leg(index)
 }

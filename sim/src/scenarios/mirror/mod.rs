@@ -14,6 +14,8 @@ mod broken;
 mod cluster;
 #[cfg(test)]
 mod commands;
+#[cfg(test)]
+mod degraded;
 mod full_history;
 mod group_failover;
 mod group_history;
