@@ -72,6 +72,20 @@ pub const MOVING_MAX: usize = RECENT_MAX / 4;
 /// lookup scans them.
 pub const RANGES_MAX: usize = 64;
 
+/// Most changed blocks that a log contains after a checkpoint. They are those of two tables: one
+/// checkpoint may be incomplete. Into a table with `recent` and `copies` of its sizes,
+/// - admission lets changes of hosts until `recent` + `copies` <= `RECENT_MAX`, and one chunk;
+/// - a pass of the cleaner adds its copies without admission: at most the largest of `recent` / 2,
+///   `copies` and 8 × 8,192. Of two passes, the first left the table at most half full.
+///
+/// Copies that exceed `copies` count as changes of hosts, so in each of the three cases, a table
+/// has at most 1.5 × `RECENT_MAX` entries and 255 blocks of the chunk. The limit exceeds two of them
+/// by a quarter, whatever the size of the pool was. Replayed tables take less than 256 MiB.
+pub const REPLAYED_MAX: usize = 4 * RECENT_MAX - (1 << 14);
+
+/// Most ranges of zeroes in such a log: admission lets [`RANGES_MAX`] into a table.
+pub const REPLAYED_RANGES_MAX: usize = 2 * RANGES_MAX;
+
 /// Zeroed ranges up to this length are recorded block by block.
 pub const ZERO_BY_BLOCK: u64 = 64;
 

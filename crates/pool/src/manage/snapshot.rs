@@ -59,7 +59,7 @@ pub struct Diff {
 }
 
 /// Right to keep the maintenance task from working. Released on drop.
-pub(super) struct MaintenanceTurn(Arc<Shared>);
+pub(crate) struct MaintenanceTurn(Arc<Shared>);
 
 impl Drop for MaintenanceTurn {
     fn drop(&mut self) {
@@ -90,7 +90,7 @@ impl PreparedSnapshot {
 
 impl Pool {
     /// Waits until the maintenance task is idle and all snapshots are merged, and keeps it idle.
-    pub(super) async fn maintenance_turn(&self) -> Result<MaintenanceTurn, VolumeError> {
+    pub(crate) async fn maintenance_turn(&self) -> Result<MaintenanceTurn, VolumeError> {
         let shared = self.shared();
         shared.state.lock().pause = MaintenancePause::Waiting;
         let turn = MaintenanceTurn(shared.clone());

@@ -5,4 +5,6 @@
 
 pub(crate) mod metadata;
 pub(crate) mod replay;
+#[cfg(test)]
+mod replay_tests;
 pub(crate) mod superblocks;

@@ -7,7 +7,9 @@ use flagstone_runtime::{BufMut, buf};
 
 use crate::checkpoint::Frozen;
 use crate::error::PoolError;
-use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, WRITE_OUT_BLOCKS};
+use crate::limits::{
+    BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, REPLAYED_MAX, REPLAYED_RANGES_MAX, WRITE_OUT_BLOCKS,
+};
 use crate::log::device::LogDevice;
 use crate::log::tail::TailWrite;
 use crate::manage::superblock::changed;
@@ -308,7 +310,21 @@ impl<'a> Replay<'a> {
         if let Some(order) = snapshot {
             self.seal(order, header.sequence).map_err(|_| bad("snapshot"))?;
         }
-        Ok(())
+        // A hostile log could otherwise take all memory, because a header of 4 KiB has thousands of
+        // zeroed blocks.
+        match self.is_bounded() {
+            true => Ok(()),
+            false => Err(bad("number of changes")),
+        }
+    }
+
+    /// True if the log has no more changes than its writer may admit.
+    fn is_bounded(&self) -> bool {
+        let sealed = self.frozen.as_ref().map(|frozen| &frozen.recent);
+        let tables = [Some(&self.recent), sealed];
+        let sum = |count: fn(&Recent) -> usize| tables.into_iter().flatten().map(count).sum();
+        let (entries, ranges): (usize, usize) = (sum(Recent::len), sum(Recent::ranges_len));
+        entries <= REPLAYED_MAX && ranges <= REPLAYED_RANGES_MAX
     }
 
     /// Seals the replayed changes for a snapshot. At most one snapshot is replayed, because the
