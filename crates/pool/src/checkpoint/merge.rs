@@ -19,7 +19,7 @@ use crate::log::append::chunk_memory;
 use crate::manage::shared::Shared;
 use crate::manage::usage::SegmentUsage;
 use crate::map::recent::MapChange;
-use crate::map::tree::{PathLookup, Tree, read_page};
+use crate::map::tree::{LeafLookup, Tree, read_page};
 use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkRecord;
@@ -158,7 +158,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Indexes of the leaves that may change, ascending.
+    /// Indexes of the leaves that may change, ascending. Reads none of them: they may be more than
+    /// the cache has room for.
     async fn leaves_to_change(&self, input: &MergeInput) -> Result<BTreeSet<u64>, IoError> {
         let leaf_of = |block: u64| block / FANOUT as u64;
         let mut leaves: BTreeSet<u64> =
@@ -168,10 +169,10 @@ impl<'a> Merge<'a> {
             let mut block = range.start;
             while block < range.end {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
-                let find = async || self.old.find(storage, cache, block).await;
+                let find = async || self.old.find_leaf(storage, cache, block).await;
                 block = match self.maps.read(find).await? {
-                    Some(PathLookup::Holes(count)) => block.saturating_add(count),
-                    Some(PathLookup::Leaf(_)) | None => {
+                    Some(LeafLookup::Holes(count)) => block.saturating_add(count),
+                    Some(LeafLookup::Leaf(..)) | None => {
                         leaves.insert(leaf_of(block));
                         leaf_end(leaf_of(block))
                     }

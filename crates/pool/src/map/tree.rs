@@ -31,6 +31,15 @@ pub(crate) enum PathLookup {
     Holes(u64),
 }
 
+/// Result of a lookup above the leaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LeafLookup {
+    /// Entry and place of the leaf.
+    Leaf(MapEntry, PagePlace),
+    /// As [`PathLookup::Holes`].
+    Holes(u64),
+}
+
 /// Reason why a page cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageError {
@@ -90,20 +99,35 @@ impl Tree {
         cache: &PageCache,
         block: u64,
     ) -> Result<PathLookup, PageError> {
+        Ok(match self.find_leaf(storage, cache, block).await? {
+            LeafLookup::Leaf(entry, place) => {
+                PathLookup::Leaf(read_page(storage, cache, entry, place).await?)
+            }
+            LeafLookup::Holes(count) => PathLookup::Holes(count),
+        })
+    }
+
+    /// The same without a read of the leaf.
+    pub(crate) async fn find_leaf(
+        &self,
+        storage: &Storage,
+        cache: &PageCache,
+        block: u64,
+    ) -> Result<LeafLookup, PageError> {
         if block >= span(self.level) {
-            return Ok(PathLookup::Holes(u64::MAX - block));
+            return Ok(LeafLookup::Holes(u64::MAX - block));
         }
         let (mut entry, mut level) = (self.root, self.level);
         loop {
             let covered = span(level);
             if entry.is_hole() {
-                return Ok(PathLookup::Holes(covered - block % covered));
+                return Ok(LeafLookup::Holes(covered - block % covered));
             }
             let place = PagePlace { volume: self.volume, level, index: block / covered };
-            let page = read_page(storage, cache, entry, place).await?;
             if level == 1 {
-                return Ok(PathLookup::Leaf(page));
+                return Ok(LeafLookup::Leaf(entry, place));
             }
+            let page = read_page(storage, cache, entry, place).await?;
             level -= 1;
             entry = page.entries[(block / span(level)) as usize % FANOUT];
         }
