@@ -42,7 +42,7 @@ pub struct SnapshotInfo {
     pub size_bytes: u64,
     /// Mapped bytes, including those shared with other volumes and snapshots.
     pub referenced_bytes: u64,
-    /// Children that do not own the snapshot.
+    /// Volumes of which it is the origin.
     pub clones: Vec<String>,
     /// Volumes and snapshots whose parent is this snapshot. With more than one it cannot be
     /// deleted.
@@ -195,9 +195,10 @@ impl Pool {
         let mut clones: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         let mut users: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for volume in volume_table.present().chain(volume_table.snapshots()) {
-            let owner = volume_table.present_snapshot(volume.parent).and_then(VolumeRecord::owner);
-            if volume.is_present_volume() && owner != Some(volume.id) {
-                clones.entry(volume.parent).or_default().push(volume.name.clone());
+            if volume.is_present_volume()
+                && let Some(origin) = volume_table.origin(volume.id)
+            {
+                clones.entry(origin.id).or_default().push(volume.name.clone());
             }
             users.entry(volume.parent).or_default().push(volume_table.full_name(volume));
         }
@@ -475,8 +476,7 @@ fn check_promotion(volume_table: &VolumeTable, volume: u32, name: &str) -> Resul
     if tried.promote(volume).is_ok() {
         return Ok(());
     }
-    let is_clone = volume_table.ancestors(volume).any(|snapshot| snapshot.owner() != Some(volume));
-    Err(match is_clone {
+    Err(match volume_table.origin(volume).is_some() {
         true => VolumeError::PromotedNames { name: name.to_owned() },
         false => VolumeError::NotAClone { name: name.to_owned() },
     })

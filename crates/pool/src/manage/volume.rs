@@ -67,7 +67,7 @@ pub struct VolumeInfo {
     pub stored_bytes: u64,
     /// The size is reserved.
     pub thick: bool,
-    /// Parent snapshot, if another volume owns it.
+    /// Newest snapshot of another volume from which it continues.
     pub origin: Option<String>,
     /// True if changes were lost with the log device. The volume cannot be opened until the
     /// operator accepts that ([`crate::Pool::give_up_tail`]).
@@ -93,8 +93,6 @@ pub enum VolumeEncryption {
 impl VolumeInfo {
     pub(crate) fn of(state: &State, record: &VolumeRecord) -> VolumeInfo {
         let volume_table = &state.volume_table;
-        let origin = volume_table.present_snapshot(record.parent);
-        let origin = origin.filter(|snapshot| snapshot.owner() != Some(record.id));
         VolumeInfo {
             name: record.name.clone(),
             uuid: record.uuid,
@@ -102,7 +100,9 @@ impl VolumeInfo {
             used_bytes: record.mapped * BLOCK,
             stored_bytes: record.weight.div_ceil(BLOCK_WEIGHT.into()) * BLOCK,
             thick: record.thick,
-            origin: origin.and_then(|snapshot| volume_table.snapshot_name(snapshot)),
+            origin: volume_table
+                .origin(record.id)
+                .and_then(|snapshot| volume_table.snapshot_name(snapshot)),
             incomplete: record.incomplete,
             encryption: match record.encryption {
                 None => VolumeEncryption::None,

@@ -23,6 +23,8 @@ mod log_orders;
 mod open;
 mod opening;
 mod order_locks;
+#[cfg(test)]
+mod order_tests;
 mod orders;
 mod path_threads;
 mod registry;

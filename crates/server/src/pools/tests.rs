@@ -44,14 +44,14 @@ impl Bed {
     }
 
     /// A server with pool `fast` on the file `disk`, and volume `db` of 16 MiB.
-    async fn with_volume() -> Bed {
+    pub(super) async fn with_volume() -> Bed {
         let bed = Bed::start().await;
         bed.create_pool("fast", "disk").await;
         bed.create_volume("db", json!({})).await.unwrap();
         bed
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         let path = self.scratch.path().join(name);
         let file = std::fs::File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.unwrap();
@@ -107,7 +107,7 @@ impl Bed {
         Box::pin(self.server.set_volume(set)).await
     }
 
-    async fn remove_device(&self, file: &str, cancel: bool) -> Result<Outcome, Problem> {
+    pub(super) async fn remove_device(&self, file: &str, cancel: bool) -> Result<Outcome, Problem> {
         let device = self.scratch.path().join(file).to_str().unwrap().to_owned();
         let (name, dry_run) = ("fast".to_owned(), false);
         self.server.clone().remove_device(RemoveDevice { name, device, cancel, dry_run }).await
@@ -128,7 +128,7 @@ impl Bed {
     }
 
     /// The stream of a snapshot.
-    async fn stream(&self, full: &str) -> Vec<u8> {
+    pub(super) async fn stream(&self, full: &str) -> Vec<u8> {
         let (mut bytes, mut next) = (Vec::new(), Some(0));
         while let Some(at) = next {
             let part = self.server.send_part(full, None, at).await.unwrap();

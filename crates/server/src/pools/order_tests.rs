@@ -1,0 +1,107 @@
+//! Tests of orders: their answers are true, dry runs refuse what the orders refuse, and a refused
+//! order changes nothing.
+
+use flagstone_blockdev::BlockDevice as _;
+use flagstone_pool::PoolError;
+use flagstone_runtime::Buf;
+use serde_json::{Value, json};
+
+use super::snapshot_orders::CloneVolume;
+use super::stream_orders::ReceivePart;
+use super::tests::{Bed, test};
+use super::volume_orders::{MakeVolume, SetVolume};
+use super::volume_state::RECEIVING_KEY;
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Configuration of a mirrored volume with this name.
+fn mirrored(name: &str) -> String {
+    format!(
+        "[volume.{name}]\ndevice = \"pool:fast/{name}-leg\"\nmirror = {{ peer = \"node-b\" }}\n"
+    )
+}
+
+impl Bed {
+    fn pool(&self) -> Pool {
+        self.server.pools.open_pool("fast").unwrap()
+    }
+
+    async fn snapshot(&self, full: &str) -> Outcome {
+        self.server.create_snapshots(&[full.to_owned()], false).await.unwrap()
+    }
+
+    async fn clone_of(
+        &self,
+        snapshot: &str,
+        name: &str,
+        settings: Value,
+    ) -> Result<Outcome, Problem> {
+        let (name, snapshot) = (name.to_owned(), snapshot.to_owned());
+        let settings = super::tests::table(settings);
+        let order = CloneVolume { name, snapshot, settings, dry_run: false };
+        Box::pin(self.server.clone_volume(order)).await
+    }
+
+    async fn create_thick(&self, name: &str, size_bytes: u64) {
+        let (name, pool) = (name.to_owned(), "fast".to_owned());
+        let settings = Settings::new();
+        let make = MakeVolume { name, pool, size_bytes, thick: true, settings, dry_run: false };
+        Box::pin(self.server.create_volume(make)).await.unwrap();
+    }
+
+    async fn set_thick(&self, name: &str, dry_run: bool) -> Result<Outcome, Problem> {
+        let (name, settings) = (name.to_owned(), Settings::new());
+        let set = SetVolume { name, thick: Some(true), settings, force: false, dry_run };
+        Box::pin(self.server.set_volume(set)).await
+    }
+
+    /// Writes the first 16 MiB of a volume.
+    async fn write_all(&self, volume: &str, byte: u8) {
+        let device = self.pool().open_volume(volume).unwrap();
+        for place in 0..16 {
+            let data = Buf::copy_of(&vec![byte; MIB as usize]).unwrap();
+            device.write(place * MIB, data, false).await.unwrap();
+        }
+        self.pool().checkpoint().await.unwrap();
+    }
+
+    /// Leaves less than 4 MiB of the pool free.
+    async fn fill(&self) {
+        let status = self.pool().status();
+        let free = status.capacity_bytes - status.used_bytes - status.reserved_bytes;
+        self.create_thick("big", free - free % MIB - 2 * MIB).await;
+    }
+
+    async fn receive_part(&self, name: &str, force: bool, bytes: &[u8]) -> Result<String, Problem> {
+        let (pool, compression, key_file) = (Some("fast"), None, None);
+        let part = ReceivePart { name, pool, compression, key_file, force, bytes };
+        Box::pin(self.server.receive_part(part)).await.map(|answer| answer.outcome)
+    }
+}
+
+/// Regression: a snapshot of a clone hid its origin. The promotion did nothing, and the origin could
+/// not be deleted.
+#[test]
+fn clone_with_snapshots_is_promoted() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.snapshot("db@a").await;
+        bed.clone_of("db@a", "test", json!({})).await.unwrap();
+        bed.snapshot("test@x").await;
+        let again = bed.clone_of("db@a", "test", json!({})).await.unwrap();
+        assert!(!again.changed, "{again:?}");
+        let origin = || bed.server.required("test").unwrap().info.origin;
+        assert_eq!(origin().as_deref(), Some("db@a"));
+        let listed = bed.pool().snapshots();
+        assert_eq!(listed[0].clones, ["test"]);
+        let promoted = bed.server.promote_volume("test", false).await.unwrap();
+        assert!(promoted.changed, "{promoted:?}");
+        assert_eq!(origin(), None);
+        let names: Vec<String> =
+            bed.pool().snapshots().into_iter().map(|found| found.name).collect();
+        assert_eq!(names, ["test@a", "test@x"]);
+        let again = bed.server.promote_volume("test", false).await.unwrap();
+        assert!(!again.changed, "{again:?}");
+    });
+}
