@@ -9,7 +9,9 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State, reservation};
+use crate::error::VolumeError;
 use crate::id::PoolId;
+use crate::limits::BLOCK_BYTES;
 use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
@@ -113,8 +115,16 @@ impl State {
         }
     }
 
+    /// Error: the pool has no space for `more` reserved blocks.
+    pub(super) fn no_space(&mut self, more: u64) -> VolumeError {
+        let (sizes, supply) = (self.sizes, self.supply());
+        let free = sizes.capacity.saturating_sub(supply.needed()).min(supply.left_backed(&sizes));
+        let block = BLOCK_BYTES as u64;
+        VolumeError::NoSpace { free_bytes: free * block, needed_bytes: more * block }
+    }
+
     /// True if `more` blocks can be reserved. Admitted writes may still take free segments.
-    fn has_room(&mut self, more: u64) -> bool {
+    pub(super) fn has_room(&mut self, more: u64) -> bool {
         let (sizes, supply) = (self.sizes, self.supply());
         let fits = supply.needed().saturating_add(more) <= sizes.capacity;
         let admitted = self.admitted.0 as u64;
@@ -158,7 +168,6 @@ mod tests {
     use flagstone_runtime::{Buf, block_on, spawn};
 
     use super::*;
-    use crate::limits::BLOCK_BYTES;
     use crate::manage::shared::{MaintenancePause, MaintenanceTask};
     use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 

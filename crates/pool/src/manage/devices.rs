@@ -14,6 +14,7 @@
 //! ends an evacuation; the operator starts it again.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
@@ -21,7 +22,7 @@ use flagstone_runtime::spawn;
 
 use super::create::{check_device, wipe};
 use super::pool::Pool;
-use super::shared::Shared;
+use super::shared::{Shared, State};
 use super::space::{OrderKind, Sizes, SpaceState};
 use super::superblock::SuperblockLock;
 use crate::error::{PoolError, VolumeError};
@@ -284,36 +285,11 @@ impl Pool {
         // Blocks that were overwritten since the last checkpoint count as used.
         self.checkpoint().await.map_err(VolumeError::Io)?;
         let shared = self.shared();
-        let pool = || shared.name.clone();
-        let found = shared.storage.devices.present().find(|(_, named)| named.name == device);
-        let device = device.to_owned();
-        let Some((index, _)) = found else {
-            return Err(DeviceOrderError::Unknown { pool: pool(), device });
-        };
-        if shared.storage.devices.present().count() == 1 {
-            return Err(DeviceOrderError::Last { pool: pool(), device });
-        }
-        let layout = &shared.storage.layout;
-        let range = layout.segments_on(index);
-        let rest = layout.usable_segments() - range.len() as u32;
         let mut state = shared.state.lock();
         state.check().map_err(VolumeError::Io)?;
-        if state.evacuated.is_some() {
-            return Err(DeviceOrderError::Busy { pool: pool() });
-        }
         let used = state.supply().needed();
-        let no_room = |device, room: u64| {
-            let block = BLOCK_BYTES as u64;
-            let (capacity_bytes, needed_bytes) = (room * block, used * block);
-            Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes })
-        };
-        if rest < SEGMENTS_MIN {
-            return no_room(device, 0);
-        }
-        let (sizes, room) = self.sizes_without(index);
-        if used > room {
-            return no_room(device, room);
-        }
+        let (index, range, sizes) = self.evacuation_of(&state, device, used)?;
+        let device = device.to_owned();
         // Segments that could not be read earlier may be readable now.
         state.damaged.retain(|segment, _| !range.contains(segment));
         state.segments.drain(range.clone());
@@ -323,6 +299,42 @@ impl Pool {
         shared.progress.notify();
         let progress = Cell::new(Progress { least: usize::MAX, most_free: 0, steps: 0 });
         Ok(Evacuation { pool: self.clone(), device, index, progress })
+    }
+}
+
+impl Pool {
+    /// Checks that the other devices have room for `used` blocks. Returns the position of the
+    /// device, its segments, and the sizes without it.
+    pub(super) fn evacuation_of(
+        &self,
+        state: &State,
+        device: &str,
+        used: u64,
+    ) -> Result<(usize, Range<u32>, Sizes), DeviceOrderError> {
+        let shared = self.shared();
+        let pool = || shared.name.clone();
+        let found = shared.storage.devices.present().find(|(_, named)| named.name == device);
+        let device = device.to_owned();
+        let Some((index, _)) = found else {
+            return Err(DeviceOrderError::Unknown { pool: pool(), device });
+        };
+        if shared.storage.devices.present().count() == 1 {
+            return Err(DeviceOrderError::Last { pool: pool(), device });
+        }
+        if state.evacuated.is_some() {
+            return Err(DeviceOrderError::Busy { pool: pool() });
+        }
+        let layout = &shared.storage.layout;
+        let range = layout.segments_on(index);
+        let rest = layout.usable_segments() - range.len() as u32;
+        let (sizes, room) = self.sizes_without(index);
+        let room = if rest < SEGMENTS_MIN { 0 } else { room };
+        if used > room || rest < SEGMENTS_MIN {
+            let block = BLOCK_BYTES as u64;
+            let (capacity_bytes, needed_bytes) = (room * block, used * block);
+            return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
+        }
+        Ok((index, range, sizes))
     }
 }
 

@@ -5,6 +5,7 @@ mod backing;
 pub mod create;
 pub mod device_set;
 pub mod devices;
+mod dry_run;
 mod encryption;
 pub mod grow_closed;
 pub(crate) mod handle;

@@ -418,14 +418,10 @@ impl Pool {
         claim: Option<Claim>,
     ) -> Result<(), VolumeError> {
         let more = claim.as_ref().map_or(0, |claim| claim.more(&state.volume_table));
-        if backing.hold(state, claim) {
-            return Ok(());
+        match backing.hold(state, claim) {
+            true => Ok(()),
+            false => Err(state.no_space(more)),
         }
-        let (sizes, supply) = (state.sizes, state.supply());
-        let free = sizes.capacity.saturating_sub(supply.needed()).min(supply.left_backed(&sizes));
-        let block = BLOCK_BYTES as u64;
-        let (free_bytes, needed_bytes) = (free * block, more * block);
-        Err(VolumeError::NoSpace { free_bytes, needed_bytes })
     }
 
     /// Creates a volume. It exists durably when the call returns.
@@ -532,19 +528,6 @@ impl Pool {
         self.change(name, |record| grow_record(record, blocks)).await
     }
 
-    /// Checks a size like [`Pool::resize_volume`], except for the space of a thick volume.
-    ///
-    /// # Errors
-    /// As [`Pool::create_volume`].
-    pub fn check_resize(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
-        let blocks = blocks_of(size_bytes)?;
-        let state = self.shared().state.lock();
-        let old = state.volume_table.by_name(name).cloned();
-        let mut record = old.ok_or_else(|| self.unknown(name))?;
-        grow_record(&mut record, blocks)?;
-        self.check(&state, &record)
-    }
-
     /// Renames a volume. Handles stay valid.
     ///
     /// # Errors
@@ -609,7 +592,7 @@ fn sum_of(volume_table: &VolumeTable, blocks: impl Fn(&VolumeRecord) -> u64) -> 
     volume_table.present().map(blocks).fold(0, u64::saturating_add)
 }
 
-fn grow_record(record: &mut VolumeRecord, blocks: u64) -> Result<(), VolumeError> {
+pub(super) fn grow_record(record: &mut VolumeRecord, blocks: u64) -> Result<(), VolumeError> {
     if blocks < record.blocks {
         let is_bytes = record.blocks * BLOCK_BYTES as u64;
         return Err(VolumeError::Shrink { is_bytes });

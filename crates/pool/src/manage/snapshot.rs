@@ -13,7 +13,7 @@ use flagstone_runtime::time::wall_clock;
 
 use super::backing::{Claim, ClaimedSpace};
 use super::pool::{OrderGuard, Pool};
-use super::shared::{MaintenancePause, Shared};
+use super::shared::{MaintenancePause, Shared, State};
 use super::space::OrderKind;
 use super::volume::PoolVolume;
 use crate::error::VolumeError;
@@ -140,6 +140,26 @@ impl Pool {
         };
         let backing = self.shared().back(found).await?;
         let order = self.order(OrderKind::Other).await?;
+        let ids = {
+            let mut state = self.shared().state.lock();
+            let ids = self.snapshot_volumes(&state, volumes, name)?;
+            self.check_space(&mut state, &backing, Some(Claim::Snapshots(ids.clone())))?;
+            ids
+        };
+        let turn = self.maintenance_turn().await?;
+        let created_s = wall_clock().as_secs();
+        let locks = (turn, order, backing);
+        let order = SnapshotOrder { name: name.to_owned(), volumes: ids, uuid: id, created_s };
+        Ok(PreparedSnapshot { pool: self.clone(), order, locks })
+    }
+
+    /// Checks an order to take snapshots, except for space. Returns the identifiers of the volumes.
+    pub(super) fn snapshot_volumes(
+        &self,
+        state: &State,
+        volumes: &[&str],
+        name: &str,
+    ) -> Result<Vec<u32>, VolumeError> {
         if !is_name(name) {
             return Err(VolumeError::Field("name"));
         }
@@ -147,30 +167,21 @@ impl Pool {
             return Err(VolumeError::Field("number of volumes"));
         }
         let mut ids = Vec::with_capacity(volumes.len());
-        {
-            let mut state = self.shared().state.lock();
-            for volume in volumes {
-                let found =
-                    state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
-                if found.incomplete {
-                    return Err(VolumeError::Incomplete { name: (*volume).to_owned() });
-                }
-                let full = format!("{volume}@{name}");
-                if ids.contains(&found.id) || state.volume_table.snapshot_by_name(&full).is_some() {
-                    let pool = self.shared().name.clone();
-                    return Err(VolumeError::SnapshotExists { pool, name: full });
-                }
-                ids.push(found.id);
+        for volume in volumes {
+            let found = state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+            if found.incomplete {
+                return Err(VolumeError::Incomplete { name: (*volume).to_owned() });
             }
-            let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
-            self.check_room(&state, ids.len(), bytes)?;
-            self.check_space(&mut state, &backing, Some(Claim::Snapshots(ids.clone())))?;
+            let full = format!("{volume}@{name}");
+            if ids.contains(&found.id) || state.volume_table.snapshot_by_name(&full).is_some() {
+                let pool = self.shared().name.clone();
+                return Err(VolumeError::SnapshotExists { pool, name: full });
+            }
+            ids.push(found.id);
         }
-        let turn = self.maintenance_turn().await?;
-        let created_s = wall_clock().as_secs();
-        let locks = (turn, order, backing);
-        let order = SnapshotOrder { name: name.to_owned(), volumes: ids, uuid: id, created_s };
-        Ok(PreparedSnapshot { pool: self.clone(), order, locks })
+        let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
+        self.check_room(state, ids.len(), bytes)?;
+        Ok(ids)
     }
 
     /// Takes a snapshot of each of these volumes, all at one point of the order of writes. Writes
@@ -275,19 +286,14 @@ impl Pool {
         let full = format!("{volume}@{snapshot}");
         let claim = |volume_table: &VolumeTable| {
             let (volume, snapshot) =
-                (volume_table.by_name(volume)?, volume_table.snapshot_by_name(&full)?);
-            Some(Claim::Rollback { volume: volume.id, snapshot: snapshot.id })
+                (volume_table.by_name(volume)?.id, volume_table.snapshot_by_name(&full)?.id);
+            Some(Claim::Rollback { volume, snapshot })
         };
         let backing = self.shared().back(claim).await?;
         let order = self.order(OrderKind::Other).await?;
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
-            let target = state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
-            let found = state.volume_table.snapshot_by_name(&full);
-            let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
-            let ids = (target.id, found.id);
-            let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
-            self.check_room(&state, 1, hidden)?;
+            let ids = self.rollback_ids(&state, volume, &full)?;
             let claim = claim(&state.volume_table);
             self.check_space(&mut state, &backing, claim)?;
             ids
@@ -298,6 +304,21 @@ impl Pool {
         drop((turn, backing));
         self.want_checkpoint();
         Ok(())
+    }
+
+    /// Checks a rollback, except for space. Returns the identifiers of volume and snapshot.
+    pub(super) fn rollback_ids(
+        &self,
+        state: &State,
+        volume: &str,
+        snapshot: &str,
+    ) -> Result<(u32, u32), VolumeError> {
+        let target = state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+        let found = state.volume_table.snapshot_by_name(snapshot);
+        let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
+        let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
+        self.check_room(state, 1, hidden)?;
+        Ok((target.id, found.id))
     }
 
     /// True if the volume was written or resized since one of its snapshots.
@@ -361,11 +382,16 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let volume = {
             let state = self.shared().state.lock();
-            let volume = state.volume_table.by_name(name).ok_or_else(|| self.unknown(name))?.id;
-            check_promotion(&state.volume_table, volume, name)?;
-            volume
+            self.promotion_of(&state, name)?
         };
         self.commit(order, ChunkRecord::Promote { volume }).await.map(drop)
+    }
+
+    /// Checks a promotion. Returns the identifier of the volume.
+    pub(super) fn promotion_of(&self, state: &State, name: &str) -> Result<u32, VolumeError> {
+        let volume = state.volume_table.by_name(name).ok_or_else(|| self.unknown(name))?.id;
+        check_promotion(&state.volume_table, volume, name)?;
+        Ok(volume)
     }
 
     /// The trees of merged snapshots.

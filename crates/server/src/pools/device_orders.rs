@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use flagstone_pool::manage::devices::{Evacuation, release};
+use flagstone_pool::manage::devices::{DeviceOrderError, Evacuation, release};
 use flagstone_pool::{DeviceSet, NamedDevice, Pool};
 use flagstone_runtime::sync::Permit;
 use flagstone_runtime::task::AbortOnDrop;
@@ -265,17 +265,19 @@ impl Server {
             let outcome = format!("{device} is being removed from pool {name} already");
             return Ok(Outcome::unchanged(outcome).with_next(next));
         }
-        let evacuation = pool.evacuate(&device).await;
-        let evacuation = evacuation.map_err(|error| Problem::conflict(error.to_string()))?;
-        let left = evacuation.left_bytes();
-        let outcome = Outcome::changed(format!(
-            "{} move from {device} to the other devices of pool {name}, then it is removed",
-            size(left)
-        ))
-        .with_next(next);
+        let outcome = |left: u64| {
+            let what = "to the other devices of pool";
+            let moved =
+                format!("{} move from {device} {what} {name}, then it is removed", size(left));
+            Outcome::changed(moved).with_next(next)
+        };
+        // The order itself first packs compressed units and makes a checkpoint.
+        let refused = |error: DeviceOrderError| Problem::conflict(error.to_string());
         if dry_run {
-            return Ok(outcome);
+            return pool.check_evacuation(&device).map(outcome).map_err(refused);
         }
+        let evacuation = pool.evacuate(&device).await.map_err(refused)?;
+        let outcome = outcome(evacuation.left_bytes());
         let set = DeviceSet { removing: Some(device.clone()), ..set };
         self.pools.set_devices(&name, set).await?;
         self.start_removal(name, device, evacuation);

@@ -105,3 +105,61 @@ fn clone_with_snapshots_is_promoted() {
         assert!(!again.changed, "{again:?}");
     });
 }
+
+#[test]
+fn dry_runs_refuse_orders_without_space() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.create_thick("thick", 16 * MIB).await;
+        bed.snapshot("thick@a").await;
+        bed.write_all("thick", 1).await;
+        bed.fill().await;
+        let names = ["thick@b".to_owned()];
+        for dry_run in [true, false] {
+            bed.server.create_snapshots(&names, dry_run).await.unwrap_err();
+            bed.server.rollback("thick@a", true, dry_run).await.unwrap_err();
+            bed.set_thick("db", dry_run).await.unwrap_err();
+        }
+    });
+}
+
+#[test]
+fn dry_run_refuses_a_promotion_to_one_name() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.snapshot("db@a").await;
+        bed.clone_of("db@a", "test", json!({})).await.unwrap();
+        bed.snapshot("test@a").await;
+        for dry_run in [true, false] {
+            let refused = bed.server.promote_volume("test", dry_run).await.unwrap_err();
+            assert_eq!(refused.status, 409, "{refused:?}");
+        }
+    });
+}
+
+/// Regression: the dry run packed compressed units, made a checkpoint, and began to move.
+#[test]
+fn dry_run_of_a_removal_writes_nothing() {
+    test(async {
+        let bed = Bed::start().await;
+        let mut make = bed.make_pool("fast", "disk");
+        let second = bed.file("disk2").to_str().unwrap().to_owned();
+        make.devices.push(second.clone());
+        Box::pin(bed.server.create_pool(make)).await.unwrap();
+        bed.create_volume("db", json!({})).await.unwrap();
+        bed.write_all("db", 1).await;
+        bed.write("db", 2).await;
+        let before = bed.pool().identity().update;
+        let order = || RemoveDevice {
+            name: "fast".to_owned(),
+            device: second.clone(),
+            cancel: false,
+            dry_run: true,
+        };
+        let planned = bed.server.clone().remove_device(order()).await.unwrap();
+        assert!(planned.changed, "{planned:?}");
+        assert_eq!(bed.pool().identity().update, before, "{planned:?}");
+        bed.fill().await;
+        bed.server.clone().remove_device(order()).await.unwrap_err();
+    });
+}

@@ -153,7 +153,8 @@ impl Server {
         let outcome = Outcome::changed(outcome + &caveats.collect::<String>())
             .with_next(format!("flagstone volume clone {} NAME makes a volume of it", names[0]));
         if dry_run {
-            return Ok(outcome);
+            let checked = pool.check_snapshot(&volumes, own);
+            return checked.map(|()| outcome).map_err(|error| problem(&pool_name, error));
         }
         let taken = pool.create_snapshot(&volumes, own).await;
         taken.map_err(|error| problem(&pool_name, error))?;
@@ -188,6 +189,8 @@ impl Server {
             "volume {volume} gets the content of {full}{sizes}{receiving}"
         ))
         .losing(Some(format!("everything written to volume {volume} since {full} was taken")));
+        // Before hosts are disconnected.
+        pool.check_rollback(volume, own).map_err(|error| problem(&pool_name, error))?;
         if dry_run {
             return Ok(outcome);
         }
@@ -310,7 +313,8 @@ impl Server {
             "volume {name} takes over {origin} and the snapshots before it, as {name}@…"
         ));
         if dry_run {
-            return Ok(outcome);
+            let checked = pool.check_promotion(name);
+            return checked.map(|()| outcome).map_err(|error| problem(&pool_name, error));
         }
         let promoted = pool.promote_volume(name).await;
         promoted.map_err(|error| problem(&pool_name, error))?;

@@ -191,6 +191,10 @@ impl Server {
         if *thick && *size_bytes > free {
             return Err(no_space(pool_name, free));
         }
+        if *thick {
+            let checked = pool.check_thick_creation(*size_bytes);
+            checked.map_err(|error| problem(pool_name, error))?;
+        }
         let key = key_files::for_creation(&settings).await?;
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
         let full = exact_size(*size_bytes);
@@ -419,6 +423,9 @@ impl Server {
         if let KeyChange::Next { present, .. } = &key {
             outcome.outcome += "; its former key opens only old copies of the devices from then on";
             outcome.outcome += &key_files::former_key_users(&pool, name, present);
+        }
+        if thick && !info.thick {
+            pool.check_thick(name).map_err(|error| problem(&pool_name, error))?;
         }
         let lost =
             before.is_err().then(|| "its former settings, allowed hosts included".to_owned());
