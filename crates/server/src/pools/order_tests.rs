@@ -106,6 +106,31 @@ fn clone_with_snapshots_is_promoted() {
     });
 }
 
+/// Regression: the volume stayed out of service, as one that was not received in full.
+#[test]
+fn refused_forced_receive_leaves_the_volume_in_service() {
+    test(async {
+        let bed = Bed::with_volume().await;
+        bed.write("db", 1).await;
+        bed.snapshot("db@a").await;
+        let whole = bed.stream("db@a").await;
+        bed.receive_part("copy", false, &whole).await.unwrap();
+        bed.set_thick("copy", false).await.unwrap();
+        bed.write_all("copy", 2).await;
+        bed.write("db", 3).await;
+        bed.snapshot("db@b").await;
+        bed.fill().await;
+        let part = bed.server.send_part("db@b", Some("db@a"), 0).await.unwrap();
+        for _ in 0..2 {
+            let refused = bed.receive_part("copy", true, &part.bytes).await.unwrap_err();
+            assert!(refused.detail.contains("no space") || refused.status == 409, "{refused:?}");
+            let found = bed.server.required("copy").unwrap();
+            assert!(!found.info.properties.contains_key(RECEIVING_KEY), "{refused:?}");
+            assert!(found.served.is_some(), "{refused:?}");
+        }
+    });
+}
+
 #[test]
 fn dry_runs_refuse_orders_without_space() {
     test(async {

@@ -374,6 +374,8 @@ impl Server {
             }
         };
         check_unchanged().await?;
+        let base_name = base.name.trim_start_matches(&own);
+        pool.check_rollback(name, base_name).map_err(of_pool)?;
         let _detached = self.keep_detached(served.as_slice(), part.force)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(|why| not_retired(&why))?;
@@ -391,13 +393,39 @@ impl Server {
             }
             return Err(refused);
         }
-        let base_name = base.name.trim_start_matches(&own);
-        pool.rollback(name, base_name).await.map_err(of_pool)?;
-        if start.size_bytes > base.size_bytes {
-            pool.resize_volume(name, start.size_bytes).await.map_err(of_pool)?;
+        if let Err(refused) = pool.rollback(name, base_name).await {
+            // The content is as before, e.g. because the pool has no space for its reservation.
+            let unmarked = pool.set_volume(name, info.thick, info.properties.clone()).await;
+            match (unmarked, served) {
+                (Ok(()), Some(_)) => self.serve_again(pool_name, pool, None, name).await?,
+                (Ok(()), None) | (Err(_), _) => self.pools.note_receiving(pool_name, pool, name),
+            }
+            return Err(of_pool(refused));
         }
+        let grown = match start.size_bytes > base.size_bytes {
+            true => pool.resize_volume(name, start.size_bytes).await.map_err(of_pool),
+            false => Ok(()),
+        };
         self.pools.note_receiving(pool_name, pool, name);
-        Ok(base.size_bytes)
+        grown.map(|()| base.size_bytes)
+    }
+
+    /// Answer to the end of a stream.
+    fn complete(&self, name: &str, start: &StreamStart) -> ReceiveDocument {
+        let mut outcome = format!("volume {name} has the content of {name}@{}", start.name);
+        let state = self.find_in_pools(name).ok().flatten().map(|found| found.state);
+        if let Some(VolumeState::Leg { mirrored }) = state {
+            outcome += &format!(
+                "; it is the leg of mirrored volume {mirrored}, whose mirror may replace the content"
+            );
+        }
+        ReceiveDocument {
+            name: name.to_owned(),
+            position_bytes: start.size_bytes,
+            size_bytes: start.size_bytes,
+            complete: true,
+            outcome,
+        }
     }
 
     /// Takes the snapshot of a completely received volume, and serves the volume.
