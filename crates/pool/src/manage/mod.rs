@@ -3,6 +3,7 @@
 mod admission;
 mod backing;
 pub mod create;
+pub mod destroy;
 pub mod device_set;
 pub mod devices;
 mod dry_run;

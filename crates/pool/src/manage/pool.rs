@@ -195,11 +195,10 @@ impl Pool {
     }
 
     /// Stops the pool and removes its superblocks: its data is lost, and its devices are free.
-    /// After a crash in between, some devices have no superblock; the caller must remove those of
-    /// the others.
+    /// After a crash or an error, [`Pool::complete_destruction`] removes the rest.
     ///
     /// # Errors
-    /// Errors of the device whose superblock was not removed.
+    /// Errors of the first device whose superblock was not removed.
     pub async fn destroy(&self) -> Result<(), PoolError> {
         let shared = self.shared();
         {
@@ -217,10 +216,11 @@ impl Pool {
         // After a failure of the pool, no update can be in progress.
         let _turn = shared.update_turn().await;
         shared.state.lock().update = Update::Over;
+        let mut done = Ok(());
         for (_, named) in shared.storage.members() {
-            super::create::wipe(named).await?;
+            done = done.and(super::create::wipe(named).await);
         }
-        Ok(())
+        done
     }
 
     /// Changes the limit for cached map pages, in bytes. Frees pages beyond it at once.

@@ -292,6 +292,12 @@ impl Pools {
         set: &DeviceSet<String>,
         consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
+        if self.registry.is_destroying(name) {
+            let reason = format!(
+                "it was not destroyed completely: flagstone pool destroy {name} removes the rest"
+            );
+            return Err(OpenPoolError::refused(reason));
+        }
         let log = self.log_path(name);
         let mut first: Option<OpenPoolError> = None;
         let alternatives = set.alternatives();

@@ -131,6 +131,44 @@ fn refused_forced_receive_leaves_the_volume_in_service() {
     });
 }
 
+/// Regression: the superblock of the second device stayed, and the answer was that the creation of
+/// the pool did not complete.
+#[test]
+fn interrupted_destruction_is_completed() {
+    test(async {
+        let bed = Bed::start().await;
+        let make = || MakePool {
+            devices: ["disk", "disk2"]
+                .map(|file| bed.file(file).to_str().unwrap().to_owned())
+                .into(),
+            ..bed.make_pool("fast", "disk")
+        };
+        Box::pin(bed.server.create_pool(make())).await.unwrap();
+        bed.create_volume("db", json!({})).await.unwrap();
+        // As a crash between the two devices leaves them.
+        let PoolSlot { set, .. } = bed.server.pools.slot("fast").unwrap();
+        Box::pin(bed.server.retire_all(bed.server.volumes_of("fast"))).await.unwrap();
+        let mark = |entry: &mut Option<PoolEntry>| entry.as_mut().unwrap().destroying = true;
+        bed.server.pools.registry.change("fast", mark).await.unwrap();
+        bed.server.pools.insert("fast", PoolSlot::changing(set.clone(), "test"));
+        std::fs::File::create(bed.file("disk")).unwrap().set_len(1 << 30).unwrap();
+        Box::pin(bed.server.try_open("fast", set, "", OperatorConsent::default())).await;
+        let PoolState::Closed { reason, .. } = bed.server.pools.slot("fast").unwrap().state else {
+            panic!("it is open")
+        };
+        assert!(reason.contains("flagstone pool destroy fast"), "{reason}");
+        let order = |dry_run| DestroyPool { name: "fast".to_owned(), force: false, dry_run };
+        let planned = Box::pin(bed.server.destroy_pool(order(true))).await.unwrap();
+        let done = Box::pin(bed.server.destroy_pool(order(false))).await.unwrap();
+        assert_eq!(planned, done);
+        assert!(done.changed && done.outcome.contains("disk2"), "{done:?}");
+        assert!(bed.server.pools.slot("fast").is_err());
+        let second = open_devices(&make().devices[1..]).await.unwrap();
+        let examined = Pool::examine(&second).await;
+        assert!(matches!(examined, Err(PoolError::NotAPool { .. })), "{examined:?}");
+    });
+}
+
 #[test]
 fn dry_runs_refuse_orders_without_space() {
     test(async {

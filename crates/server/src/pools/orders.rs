@@ -354,7 +354,10 @@ impl Server {
             let destroyed = pool.destroy().await;
             drop(pool);
             if let Err(error) = destroyed {
-                let reason = format!("it was not destroyed: {error}");
+                let reason = format!(
+                    "it was not destroyed completely: {error}; when its devices answer, flagstone \
+                     pool destroy {own} removes the rest"
+                );
                 tracing::error!("pool {own}: {reason}");
                 server.pools.insert(&own, PoolSlot::closed(set, reason.clone().into()));
                 return Err(failed(reason));
@@ -391,6 +394,7 @@ impl Server {
         let Ok(slot) = self.pools.slot(name) else {
             return Ok(Outcome::unchanged(format!("there is no pool {name}: nothing to do")));
         };
+        let is_rest = !force && self.pools.registry.is_destroying(name);
         let outcome = match &slot.state {
             PoolState::Open(pool) => {
                 self.check_no_legs(name, pool)?;
@@ -406,6 +410,10 @@ impl Server {
                 ))
                 .losing(loss)
             }
+            PoolState::Closed { .. } if is_rest => Outcome::changed(format!(
+                "the rest of pool {name} is removed from {}",
+                slot.set.devices.join(" and ")
+            )),
             PoolState::Closed { cause: ClosedCause::Absent, .. } => Outcome::changed(format!(
                 "pool {name}, whose creation did not complete, is forgotten"
             )),
@@ -429,15 +437,16 @@ impl Server {
             return Ok(outcome);
         }
         let _detached = self.keep_detached(&volumes, *force)?;
-        if let PoolState::Open(_) = &slot.state {
-            // Discard the recorded identity first: after a crash, devices are blank, and the order
-            // is repeated. If this cannot be recorded, nothing was destroyed.
-            let forget = |entry: &mut Option<PoolEntry>| {
+        if let PoolState::Open(pool) = &slot.state {
+            // Record it first: a crash or an error leaves superblocks on some devices, which the
+            // repeated order removes. If this cannot be recorded, nothing was destroyed.
+            let identity = pool.identity();
+            let mark = |entry: &mut Option<PoolEntry>| {
                 if let Some(entry) = entry {
-                    entry.last_seen = None;
+                    (entry.last_seen, entry.destroying) = (Some(identity.into()), true);
                 }
             };
-            self.pools.registry.change(name, forget).await?;
+            self.pools.registry.change(name, mark).await?;
         }
         for volume in volumes {
             if let Err(why) = self.retire(&volume).await {
@@ -450,9 +459,40 @@ impl Server {
             self.pools.end_receivers(&pool);
             self.destroy_open(name, slot.set, pool, permit).await?;
         } else {
+            if is_rest {
+                self.complete_destruction(name).await?;
+            }
             self.forget_pool(name).await?;
         }
         Ok(outcome)
+    }
+
+    /// Removes the superblocks that an interrupted destruction left.
+    async fn complete_destruction(&self, name: &str) -> Result<(), Problem> {
+        let Some(entry) = self.pools.registry.entry(name) else { return Ok(()) };
+        let id = self.pools.registry.identity(name).map(|identity| identity.id);
+        let paths: Vec<String> = entry.devices.into_iter().chain(entry.log).collect();
+        answered(&paths.join(", "), OPEN_TIMEOUT, async {
+            let mut done = Ok(());
+            for path in paths {
+                let removed = async {
+                    for named in open_devices(std::slice::from_ref(&path)).await? {
+                        let id = id.ok_or("the identifier of the pool is not recorded")?;
+                        let removed = Pool::complete_destruction(&named, id).await;
+                        removed.map_err(|error| error.to_string())?;
+                    }
+                    Ok::<(), String>(())
+                };
+                done = done.and(removed.await);
+            }
+            done.map_err(|why| {
+                Problem::conflict(format!(
+                    "pool {name} is not destroyed completely: {why}; repeat the order when its devices \
+                     answer, or use --force to forget the pool and leave its devices as they are"
+                ))
+            })
+        })
+        .await
     }
 
     pub(super) fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {

@@ -98,6 +98,11 @@ impl Registry {
         self.entry(name)?.last_seen?.identity()
     }
 
+    /// True if an order began to destroy the pool.
+    pub(super) fn is_destroying(&self, name: &str) -> bool {
+        self.entry(name).is_some_and(|entry| entry.destroying)
+    }
+
     /// True if the pool may be an older copy than its mirrors used last, as far as is recorded.
     pub(super) fn may_be_older(&self, name: &str) -> bool {
         self.entry(name).is_none_or(|entry| entry.may_be_older())

@@ -64,6 +64,9 @@ pub(crate) struct PoolEntry {
     /// The pool is, or may become, an older copy, whose legs were not released yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) has_old_legs: bool,
+    /// An order is removing the superblocks of the devices.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) destroying: bool,
     /// Device that a running order adds. It is also in `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) adding: Option<String>,
@@ -82,6 +85,7 @@ impl PoolEntry {
             map_cache_bytes: None,
             last_seen: None,
             has_old_legs: false,
+            destroying: false,
             adding,
             removing,
         }

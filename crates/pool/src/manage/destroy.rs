@@ -1,0 +1,64 @@
+//! Rest of a destruction: a crash or an error leaves superblocks of the pool on some devices.
+//!
+//! Invariant: the caller recorded durably that the pool is being destroyed, before
+//! [`Pool::destroy`] removed the first superblock.
+
+use super::create::wipe;
+use super::pool::Pool;
+use crate::error::PoolError;
+use crate::id::PoolId;
+use crate::recover::superblocks::read_copies;
+use crate::storage::NamedDevice;
+
+impl Pool {
+    /// Completes the destruction of pool `id` on a device. Leaves any other content of the device as
+    /// it is. True if the device had a superblock of the pool.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub async fn complete_destruction(named: &NamedDevice, id: PoolId) -> Result<bool, PoolError> {
+        let (copies, unreadable) = read_copies(named).await;
+        let is_own = copies.iter().flatten().any(|copy| copy.pool == id);
+        match (is_own, unreadable) {
+            (true, _) => wipe(named).await.map(|()| true),
+            (false, None) => Ok(false),
+            (false, Some(error)) => Err(PoolError::Device { device: named.name.clone(), error }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use flagstone_blockdev::{FaultConfig, FaultLayer, MemoryDevice, SharedDevice};
+    use flagstone_runtime::block_on;
+
+    use super::*;
+    use crate::CreateOptions;
+
+    fn named(name: &str, device: SharedDevice) -> NamedDevice {
+        NamedDevice { name: name.to_owned(), device }
+    }
+
+    /// Regression: the superblocks of the devices after a failed one stayed.
+    #[test]
+    fn failed_device_keeps_no_other_from_being_freed() {
+        block_on(async {
+            let memory = || Arc::new(MemoryDevice::new((1 << 20) + 64 * 16 * 4096, 512).unwrap());
+            let (first, faults) = FaultLayer::new(memory(), FaultConfig::default()).unwrap();
+            let devices = [named("/a", Arc::new(first)), named("/b", memory())];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices.to_vec(), &options).await.unwrap();
+            faults.fail_next_writes(1);
+            let failed = pool.destroy().await.unwrap_err();
+            assert!(failed.to_string().starts_with("/a"), "{failed}");
+            let [first, second] = devices;
+            let examined = Pool::examine(&[second]).await;
+            assert!(matches!(examined, Err(PoolError::NotAPool { .. })), "{examined:?}");
+            let examined = Pool::examine(std::slice::from_ref(&first)).await;
+            assert!(!matches!(examined, Err(PoolError::NotAPool { .. })), "{examined:?}");
+        })
+        .unwrap();
+    }
+}
