@@ -53,6 +53,24 @@ impl Devices {
         present.map(|(index, slot)| (index, &slot.named))
     }
 
+    /// Number of removed devices.
+    pub(crate) fn removed(&self) -> usize {
+        self.slots().filter(|slot| slot.removed.load(Ordering::Acquire)).count()
+    }
+
+    /// Flushes every device. The log has nothing on one that is removed meanwhile, whose flush may
+    /// fail: the others are flushed again.
+    async fn flush(&self) -> Result<(), IoError> {
+        loop {
+            let removed = self.removed();
+            let flushes = self.present().map(|(_, named)| named.device.flush());
+            match run_all(flushes, |()| {}).await {
+                Err(_) if self.removed() > removed => {}
+                flushed => return flushed,
+            }
+        }
+    }
+
     /// Adds a device after the others. Only one task at a time may call this.
     pub(crate) fn push(&self, named: NamedDevice) {
         let NamedDevice { name, device } = named;
@@ -203,7 +221,7 @@ impl Storage {
 
     /// Flushes every device of the table.
     pub(crate) async fn flush_table(&self) -> Result<(), IoError> {
-        run_all(self.devices.present().map(|(_, named)| named.device.flush()), |()| {}).await
+        self.devices.flush().await
     }
 
     /// True if the log may lose completed writes until a flush.
@@ -284,5 +302,76 @@ impl Storage {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use flagstone_blockdev::{BlockDevice, Geometry, MemoryDevice, ZeroFlags};
+    use flagstone_runtime::block_on;
+
+    use super::*;
+
+    /// A device that leaves its pool while it is being flushed.
+    #[derive(Debug)]
+    struct LeavingDevice {
+        child: MemoryDevice,
+        devices: Arc<OnceLock<Weak<Devices>>>,
+        is_leaving: bool,
+    }
+
+    impl BlockDevice for LeavingDevice {
+        fn geometry(&self) -> Geometry {
+            self.child.geometry()
+        }
+
+        fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+            self.child.read(offset, buf)
+        }
+
+        fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+            self.child.write(offset, data, fua)
+        }
+
+        fn flush(&self) -> IoFuture<()> {
+            let devices = self.devices.get().and_then(Weak::upgrade).filter(|_| self.is_leaving);
+            IoFuture::later(async move {
+                if let Some(devices) = devices {
+                    devices.release(1);
+                }
+                Err(IoError::Unreachable)
+            })
+        }
+
+        fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+            self.child.discard(offset, len)
+        }
+
+        fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+            self.child.write_zeroes(offset, len, flags)
+        }
+    }
+
+    fn devices(is_leaving: bool) -> Arc<Devices> {
+        let memory = || MemoryDevice::new(8 << 20, 512).unwrap();
+        let own = Arc::new(OnceLock::new());
+        let leaving = LeavingDevice { child: memory(), devices: own.clone(), is_leaving };
+        let devices: [SharedDevice; 2] = [Arc::new(memory()), Arc::new(leaving)];
+        let named = |device| NamedDevice { name: "/a".to_owned(), device };
+        let devices = Arc::new(Devices::from(devices.map(named).to_vec()));
+        own.set(Arc::downgrade(&devices)).unwrap();
+        devices
+    }
+
+    /// Regression: the pool failed every change, although no device had failed.
+    #[test]
+    fn flush_beside_a_removal_does_not_fail() {
+        block_on(async {
+            assert_eq!(devices(true).flush().await, Ok(()));
+            assert_eq!(devices(false).flush().await, Err(IoError::Unreachable));
+        })
+        .unwrap();
     }
 }

@@ -292,7 +292,10 @@ impl Shared {
 
     /// Verifies the copies of the superblock.
     async fn scrub_superblocks(&self) -> Result<ScrubStep, IoError> {
-        for _ in 0..SUPERBLOCK_ATTEMPTS {
+        'attempts: for _ in 0..SUPERBLOCK_ATTEMPTS {
+            let removed = self.storage.devices.removed();
+            // A removed device is closed, and has an old superblock.
+            let has_removed = || self.storage.devices.removed() > removed;
             let (superblock, was_idle) = {
                 let state = self.state.lock();
                 (state.superblock.clone(), state.update == Update::Idle)
@@ -307,6 +310,7 @@ impl Shared {
                         Ok(Ok(found)) if found == expected => continue,
                         Ok(_) => CHANGED,
                         Err(IoError::ReadFault) => UNREADABLE,
+                        Err(_) if has_removed() => continue 'attempts,
                         Err(error) => return Err(error),
                     };
                     step.damage.push(Damage {
@@ -318,7 +322,7 @@ impl Shared {
                 }
             }
             // Ignore differences if an update was writing the copies meanwhile.
-            let was_quiet = was_idle && {
+            let was_quiet = was_idle && !has_removed() && {
                 let state = self.state.lock();
                 state.update == Update::Idle && state.superblock.update == superblock.update
             };
