@@ -354,17 +354,19 @@ impl Superblock {
 /// Chooses the superblock of a device from its copies; an unreadable copy counts as damaged.
 ///
 /// # Errors
-/// [`FormatError::Version`] of any copy; the most specific error with fewer than two whole copies;
-/// [`FormatError::Field`] for whole copies that contradict each other.
+/// [`FormatError::Version`] of two copies or more; the most specific error with fewer than two whole
+/// copies; [`FormatError::Field`] for whole copies that contradict each other.
 pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, FormatError> {
     let later = copies.iter().find_map(|copy| match copy {
         Err(error @ FormatError::Version(_)) => Some(*error),
         _ => None,
     });
-    if let Some(error) = later {
+    let whole = || copies.iter().flatten();
+    // A complete update by a later program is on three copies at least. A single copy of another
+    // version is damaged, or of an update that did not complete.
+    if let Some(error) = later.filter(|_| whole().count() + 1 < COPIES) {
         return Err(error);
     }
-    let whole = || copies.iter().flatten();
     if whole().count() < COPIES_MIN {
         let errors = copies.iter().filter_map(|copy| copy.as_ref().err());
         let specific = errors.copied().find(|error| *error != FormatError::Absent);

@@ -175,12 +175,31 @@ fn superblock_survives_two_damaged_copies() {
 fn later_version_is_refused() {
     block_on(async {
         let mut images = pool_images(1, true).await;
-        images[0].edit(COPIES[2], |page| page[8] = 4);
+        for copy in [COPIES[0], COPIES[2]] {
+            images[0].edit(copy, |page| page[8] = 4);
+        }
         let refused = message(open(images).await);
         assert!(
             refused.contains("/dev/disk0") && refused.contains("format version 4"),
             "{refused}"
         );
+    })
+    .unwrap();
+}
+
+/// Regression: one flipped bit in the version of one copy kept the pool closed.
+#[test]
+fn copy_with_a_damaged_version_is_repaired() {
+    block_on(async {
+        let whole = pool_images(1, true).await;
+        for copy in COPIES {
+            let mut damaged = whole.clone();
+            damaged[0].edit(copy, |page| page[8] ^= 4);
+            let repaired = opened_again(&damaged).await;
+            let mut block = [0; BLOCK as usize];
+            repaired[0].read(copy, &mut block);
+            assert!(block[8] < 4, "copy at {copy} has version {}", block[8]);
+        }
     })
     .unwrap();
 }
