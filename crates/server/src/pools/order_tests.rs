@@ -226,3 +226,32 @@ fn dry_run_of_a_removal_writes_nothing() {
         bed.server.clone().remove_device(order()).await.unwrap_err();
     });
 }
+
+/// Regression: the answers did not say that the volume is a leg, which is not served.
+#[test]
+fn volume_with_the_name_of_a_leg_is_a_leg() {
+    test(async {
+        let peer = "[peer.node-b]\naddress = \"127.0.0.1:1\"\ninsecure = true\n";
+        let volumes = ["a", "b", "c"].map(mirrored).concat();
+        let bed = Bed::with(&format!("{peer}{volumes}")).await;
+        bed.create_pool("fast", "disk").await;
+        bed.create_volume("other", json!({})).await.unwrap();
+        bed.write("other", 1).await;
+        bed.snapshot("other@a").await;
+        let limit = json!({"limit": {"iops": 1000}});
+        let refused = bed.clone_of("other@a", "a-leg", limit).await.unwrap_err();
+        assert!(refused.detail.contains("is the leg of mirrored volume a"), "{refused:?}");
+        let is_of_leg = |outcome: &Outcome, mirrored: &str| {
+            let next = outcome.next.as_deref().unwrap_or_default();
+            assert!(next.contains(&format!("flagstone mirror status {mirrored}")), "{outcome:?}");
+        };
+        is_of_leg(&bed.clone_of("other@a", "a-leg", json!({})).await.unwrap(), "a");
+        let whole = bed.stream("other@a").await;
+        let outcome = bed.receive_part("b-leg", false, &whole).await.unwrap();
+        assert!(outcome.contains("leg of mirrored volume b"), "{outcome}");
+        let renamed = bed.server.rename_volume(None, "other", "c-leg", true, false).await.unwrap();
+        is_of_leg(&renamed, "c");
+        let loss = renamed.data_loss.unwrap();
+        assert!(loss.contains("mirror"), "{loss}");
+    });
+}

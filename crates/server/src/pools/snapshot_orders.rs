@@ -12,7 +12,7 @@ use super::orders::Outcome;
 use super::retire::not_retired;
 use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::stream_orders::end_receiving;
-use super::volume_orders::{FoundVolume, problem};
+use super::volume_orders::{FoundVolume, next_of, problem};
 use super::volume_state::VolumeOrder;
 use crate::http::Problem;
 use crate::serve::Server;
@@ -279,10 +279,10 @@ impl Server {
             )));
         }
         settings.extend(inherited.map(|path| (KEY_FILE_KEY.to_owned(), path.clone())));
-        self.checked(&pool_name, name, &settings, None)?;
+        let mirrored = self.check_name_of(&pool_name, name, &settings, None)?;
         let bytes = exact_size(snapshot.size_bytes);
         let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}"))
-            .with_next(format!("flagstone volume show {name} has the addresses to attach"));
+            .with_next(next_of(name, mirrored.as_deref()));
         if *dry_run {
             return Ok(outcome);
         }

@@ -92,7 +92,7 @@ impl Server {
         let mut receiver = receiver.ok_or_else(|| Problem::invalid("the body has no frame"))?;
         if receiver.has_ended() {
             self.end_receive(name, &receiver).await?;
-            return Ok(complete(name, &receiver.start));
+            return Ok(self.complete(name, &receiver.start));
         }
         if receiver.unrecorded_bytes() >= RECEIVE_RECORD_BYTES {
             self.record_received(name, &mut receiver).await?;
@@ -117,7 +117,7 @@ impl Server {
         let full = format!("{name}@{}", start.name);
         let FoundVolume { pool_name, pool, .. } = self.required(name)?;
         let changed = pool.has_changed(name, &full).await;
-        let mut answer = complete(name, start);
+        let mut answer = self.complete(name, start);
         if changed.map_err(|error| problem(&pool_name, error))? {
             answer.outcome = format!(
                 "{full} was received before; volume {name} has changed since, and stays as it is"
@@ -289,7 +289,7 @@ impl Server {
                 let key_file = settings::key_file(&former).ok().flatten();
                 settings.extend(part.key_file.or(key_file).map(with_key_file));
                 // A refusal must not follow the deletion.
-                self.checked(pool_name, name, &settings, None)?;
+                self.check_name_of(pool_name, name, &settings, None)?;
                 let key = key_files::for_creation(&settings).await?;
                 if key.is_none() && info.encryption != VolumeEncryption::None {
                     return Err(Problem::conflict(format!(
@@ -321,7 +321,7 @@ impl Server {
         key: Option<WrappingKey>,
     ) -> Result<Arc<PoolVolume>, Problem> {
         let pool = self.pools.open_pool(pool_name)?;
-        self.checked(pool_name, name, settings, None)?;
+        self.check_name_of(pool_name, name, settings, None)?;
         let mut properties = settings::to_properties(settings);
         mark_receiving(&mut properties, stream);
         let options =
@@ -519,14 +519,4 @@ fn mark_receiving(properties: &mut Properties, stream: &StreamId) {
 pub(super) fn end_receiving(properties: &mut Properties) -> bool {
     properties.remove(RECEIVED_KEY);
     properties.remove(RECEIVING_KEY).is_some()
-}
-
-fn complete(name: &str, start: &StreamStart) -> ReceiveDocument {
-    ReceiveDocument {
-        name: name.to_owned(),
-        position_bytes: start.size_bytes,
-        size_bytes: start.size_bytes,
-        complete: true,
-        outcome: format!("volume {name} has the content of {name}@{}", start.name),
-    }
 }

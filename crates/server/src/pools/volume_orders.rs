@@ -156,6 +156,23 @@ impl Server {
         Ok((volume, subsystem))
     }
 
+    /// Checks the settings of a volume that gets the name `name`. Returns the mirrored volume of the
+    /// configuration of which it is then the leg.
+    pub(super) fn check_name_of(
+        &self,
+        pool: &str,
+        name: &str,
+        settings: &Settings,
+        own: Option<usize>,
+    ) -> Result<Option<String>, Problem> {
+        let mirrored = self.pools.mirrored(pool, name);
+        match mirrored {
+            Some(mirrored) => legs::check_settings(name, mirrored, settings)?,
+            None => drop(self.checked(pool, name, settings, own)?),
+        }
+        Ok(mirrored.map(str::to_owned))
+    }
+
     /// Creates a volume and serves it.
     pub(crate) async fn create_volume(&self, order: MakeVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name], Some(&order.pool)).await?;
@@ -178,11 +195,7 @@ impl Server {
                 ))),
             };
         }
-        let mirrored = self.pools.mirrored(pool_name, name);
-        match mirrored {
-            Some(mirrored) => legs::check_settings(name, mirrored, &settings)?,
-            None => drop(self.checked(pool_name, name, &settings, None)?),
-        }
+        let mirrored = self.check_name_of(pool_name, name, &settings, None)?;
         if *size_bytes == 0 || !size_bytes.is_multiple_of(4096) {
             return Err(Problem::invalid("the size is a positive multiple of 4096 bytes"));
         }
@@ -198,13 +211,9 @@ impl Server {
         let key = key_files::for_creation(&settings).await?;
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
         let full = exact_size(*size_bytes);
-        let next = match mirrored {
-            Some(mirrored) => format!("flagstone mirror status {mirrored}, of which it is the leg"),
-            None => format!("flagstone volume show {name} has the addresses to attach"),
-        };
         let mut outcome =
             Outcome::changed(format!("volume {name} of {full}, {kind}, is in pool {pool_name}"))
-                .with_next(next);
+                .with_next(next_of(name, mirrored.as_deref()));
         if !*thick && *size_bytes > free {
             outcome.outcome += &format!(
                 "; it is larger than the free space of {}, and writes fail when the pool is full",
@@ -547,9 +556,15 @@ impl Server {
         }
         let settings = settings::from_properties(&info.properties).map_err(Problem::conflict)?;
         let own = served.as_ref().map(|served| served.number);
-        self.checked(&pool_name, to, &settings, own)?;
+        let mirrored = self.check_name_of(&pool_name, to, &settings, own)?;
         self.check_detached(served.as_slice(), force)?;
-        let outcome = Outcome::changed(format!("volume {name} is renamed to {to}"));
+        let mut outcome = Outcome::changed(format!("volume {name} is renamed to {to}"));
+        if let Some(mirrored) = &mirrored {
+            outcome.outcome += &format!(", the leg of mirrored volume {mirrored}");
+            let loss =
+                format!("the content of volume {name}, if the mirror of {mirrored} replaces it");
+            outcome = outcome.losing(Some(loss)).with_next(next_of(to, Some(mirrored)));
+        }
         if dry_run {
             return Ok(outcome);
         }
@@ -631,6 +646,14 @@ fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> boo
     others(&served.config) == others(volume)
         && has_same_limits
         && served.subsystem == Subsystem { allow_hosts, ..subsystem.clone() }
+}
+
+/// Next step after an order that made a volume, or the leg of a mirrored one.
+pub(super) fn next_of(name: &str, mirrored: Option<&str>) -> String {
+    match mirrored {
+        Some(mirrored) => format!("flagstone mirror status {mirrored}, of which it is the leg"),
+        None => format!("flagstone volume show {name} has the addresses to attach"),
+    }
 }
 
 fn no_space(pool: &str, free: u64) -> Problem {
