@@ -6,6 +6,7 @@
 use super::pool::Pool;
 use crate::error::PoolError;
 use crate::id::PoolId;
+use crate::limits::DEVICES_MAX;
 use crate::ondisk::superblock::Superblock;
 use crate::recover::superblocks::{assemble, read_superblock};
 use crate::storage::NamedDevice;
@@ -70,6 +71,11 @@ impl ExpectedPool {
 }
 
 impl Pool {
+    /// Devices that can still be added: removed ones keep their places.
+    pub fn places_left(&self) -> usize {
+        DEVICES_MAX.saturating_sub(self.shared().state.lock().superblock.devices.len())
+    }
+
     /// Identifies the pool on these devices. Writes nothing.
     ///
     /// # Errors

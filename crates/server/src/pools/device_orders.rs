@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use flagstone_pool::limits::DEVICES_MAX;
 use flagstone_pool::manage::devices::{DeviceOrderError, Evacuation, release};
 use flagstone_pool::{DeviceSet, NamedDevice, Pool};
 use flagstone_runtime::sync::Permit;
@@ -37,6 +38,9 @@ enum Growing {
     /// Closed, and too full to be opened.
     Full(LogDecision),
 }
+
+/// Devices that a pool can still get, below which answers say so.
+const PLACES_FEW: usize = 2;
 
 /// Recorded devices of a pool, before and during its growth.
 struct Growth {
@@ -82,6 +86,17 @@ async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> R
             return Ok(());
         }
         time::sleep(begun.elapsed()).await;
+    }
+}
+
+/// Part of an answer about a pool that can get few more devices.
+fn places_caveat(pool: &Pool) -> String {
+    match pool.places_left() {
+        left @ 0..=PLACES_FEW => format!(
+            "; devices that the pool can get after that, also as replacements: {left}, because \
+             removed ones count among its {DEVICES_MAX}"
+        ),
+        _ => String::new(),
     }
 }
 
@@ -137,6 +152,7 @@ impl Server {
         self.grow(name, growing, sets, (named, *destroy_data), permit).await?;
         let status = self.pools.open_pool(name)?.status();
         outcome.outcome += &format!("; {} are for volumes", size(status.capacity_bytes));
+        outcome.outcome += &places_caveat(&self.pools.open_pool(name)?);
         tracing::info!("pool {name} was grown by {device}");
         Ok(outcome)
     }
@@ -269,7 +285,7 @@ impl Server {
             let what = "to the other devices of pool";
             let moved =
                 format!("{} move from {device} {what} {name}, then it is removed", size(left));
-            Outcome::changed(moved).with_next(next)
+            Outcome::changed(moved + &places_caveat(&pool)).with_next(next)
         };
         // The order itself first packs compressed units and makes a checkpoint.
         let refused = |error: DeviceOrderError| Problem::conflict(error.to_string());

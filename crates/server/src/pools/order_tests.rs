@@ -227,6 +227,32 @@ fn dry_run_of_a_removal_writes_nothing() {
     });
 }
 
+/// Regression: a pool whose devices were replaced often enough could not grow any more, without a
+/// warning before.
+#[test]
+fn last_places_for_devices_are_announced() {
+    test(async {
+        let bed = Bed::start().await;
+        let path = |number: usize| bed.file(&format!("disk{number}")).to_str().unwrap().to_owned();
+        let devices: Vec<String> = (0..13).map(path).collect();
+        let first = devices[0].clone();
+        let make = MakePool { devices, ..bed.make_pool("fast", "disk") };
+        Box::pin(bed.server.create_pool(make)).await.unwrap();
+        let (name, dry_run, cancel) = ("fast".to_owned(), true, false);
+        let order = || RemoveDevice { name: name.clone(), device: first.clone(), cancel, dry_run };
+        let planned = bed.server.clone().remove_device(order()).await.unwrap();
+        assert!(!planned.outcome.contains("replacements"), "{planned:?}");
+        let device = path(13);
+        let (destroy_data, dry_run) = (false, false);
+        let grow = GrowPool { name: name.clone(), device, destroy_data, dry_run };
+        let grown = Box::pin(bed.server.grow_pool(grow)).await.unwrap();
+        let planned = bed.server.clone().remove_device(order()).await.unwrap();
+        for outcome in [grown, planned] {
+            assert!(outcome.outcome.contains("as replacements: 2,"), "{outcome:?}");
+        }
+    });
+}
+
 /// Regression: the answers did not say that the volume is a leg, which is not served.
 #[test]
 fn volume_with_the_name_of_a_leg_is_a_leg() {
