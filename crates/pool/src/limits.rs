@@ -79,8 +79,8 @@ pub const RANGES_MAX: usize = 64;
 ///   `copies` and 8 × 8,192. Of two passes, the first left the table at most half full.
 ///
 /// Copies that exceed `copies` count as changes of hosts, so in each of the three cases, a table
-/// has at most 1.5 × `RECENT_MAX` entries and 255 blocks of the chunk. The limit exceeds two of them
-/// by a quarter, whatever the size of the pool was. Replayed tables take less than 256 MiB.
+/// has at most 1.5 × `RECENT_MAX` entries and 255 blocks of the chunk. The limit exceeds two of
+/// them by a quarter, whatever the size of the pool was. Replayed tables take less than 256 MiB.
 pub const REPLAYED_MAX: usize = 4 * RECENT_MAX - (1 << 14);
 
 /// Most ranges of zeroes in such a log: admission lets [`RANGES_MAX`] into a table.
@@ -92,9 +92,9 @@ pub const ZERO_BY_BLOCK: u64 = 64;
 /// Longest zeroed range of one record, in blocks: 16 GiB.
 pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
 
-/// Most map leaves that zeroed ranges make one checkpoint merge: those of 4 GiB. A disk of 750 reads
-/// per second reads them in 6 seconds, for which orders wait, and hosts once the other table is
-/// full.
+/// Most map leaves that zeroed ranges make one checkpoint merge: those of 4 GiB. A disk of 750
+/// reads per second reads them in 6 seconds, for which orders wait, and hosts once the other table
+/// is full.
 pub const ZEROED_LEAVES_MAX: u64 = 4096;
 
 /// Default number of cached map pages: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.

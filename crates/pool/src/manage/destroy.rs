@@ -11,8 +11,8 @@ use crate::recover::superblocks::read_copies;
 use crate::storage::NamedDevice;
 
 impl Pool {
-    /// Completes the destruction of pool `id` on a device. Leaves any other content of the device as
-    /// it is. True if the device had a superblock of the pool.
+    /// Completes the destruction of pool `id` on a device. Leaves any other content of the device
+    /// as it is. True if the device had a superblock of the pool.
     ///
     /// # Errors
     /// Errors of the device.

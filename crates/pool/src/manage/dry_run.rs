@@ -94,8 +94,8 @@ impl Pool {
         self.promotion_of(&state, name).map(drop)
     }
 
-    /// Checks [`Pool::evacuate`] with what is in use as of the last checkpoint. Returns the bytes in
-    /// use on the device.
+    /// Checks [`Pool::evacuate`] with what is in use as of the last checkpoint. Returns the bytes
+    /// in use on the device.
     ///
     /// # Errors
     /// As [`Pool::evacuate`].

@@ -202,8 +202,8 @@ impl VolumeTable {
         std::iter::successors(self.volumes.get(&id), parent).skip(1)
     }
 
-    /// Newest ancestor of a volume that another volume owns: for a clone, the snapshot from which it
-    /// and its own snapshots continue.
+    /// Newest ancestor of a volume that another volume owns: for a clone, the snapshot from which
+    /// it and its own snapshots continue.
     pub fn origin(&self, id: u32) -> Option<&VolumeRecord> {
         self.ancestors(id).find(|snapshot| snapshot.owner().is_some_and(|owner| owner != id))
     }

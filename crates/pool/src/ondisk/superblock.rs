@@ -354,8 +354,8 @@ impl Superblock {
 /// Chooses the superblock of a device from its copies; an unreadable copy counts as damaged.
 ///
 /// # Errors
-/// [`FormatError::Version`] of two copies or more; the most specific error with fewer than two whole
-/// copies; [`FormatError::Field`] for whole copies that contradict each other.
+/// [`FormatError::Version`] of two copies or more; the most specific error with fewer than two
+/// whole copies; [`FormatError::Field`] for whole copies that contradict each other.
 pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, FormatError> {
     let later = copies.iter().find_map(|copy| match copy {
         Err(error @ FormatError::Version(_)) => Some(*error),

@@ -80,8 +80,8 @@ impl Bed {
     }
 }
 
-/// Regression: a snapshot of a clone hid its origin. The promotion did nothing, and the origin could
-/// not be deleted.
+/// Regression: a snapshot of a clone hid its origin. The promotion did nothing, and the origin
+/// could not be deleted.
 #[test]
 fn clone_with_snapshots_is_promoted() {
     test(async {

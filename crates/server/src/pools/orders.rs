@@ -487,8 +487,8 @@ impl Server {
             }
             done.map_err(|why| {
                 Problem::conflict(format!(
-                    "pool {name} is not destroyed completely: {why}; repeat the order when its devices \
-                     answer, or use --force to forget the pool and leave its devices as they are"
+                    "pool {name} is not destroyed completely: {why}; repeat the order when its \
+                     devices answer, or use --force to forget the pool and leave its devices as they are"
                 ))
             })
         })

@@ -416,7 +416,7 @@ impl Server {
         let state = self.find_in_pools(name).ok().flatten().map(|found| found.state);
         if let Some(VolumeState::Leg { mirrored }) = state {
             outcome += &format!(
-                "; it is the leg of mirrored volume {mirrored}, whose mirror may replace the content"
+                "; it is the leg of mirrored volume {mirrored}, which may replace the content"
             );
         }
         ReceiveDocument {

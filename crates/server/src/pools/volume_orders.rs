@@ -156,8 +156,8 @@ impl Server {
         Ok((volume, subsystem))
     }
 
-    /// Checks the settings of a volume that gets the name `name`. Returns the mirrored volume of the
-    /// configuration of which it is then the leg.
+    /// Checks the settings of a volume that gets the name `name`. Returns the mirrored volume of
+    /// the configuration of which it is then the leg.
     pub(super) fn check_name_of(
         &self,
         pool: &str,
