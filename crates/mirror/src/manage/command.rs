@@ -394,12 +394,14 @@ impl Inner {
         let keep =
             move |superblock: &mut Superblock| superblock.desired_states[leg] = desired_state;
         self.local.update(keep).await?;
-        let session_id = self.change(|state| {
+        let unwanted = self.change(|state| {
             let own = &mut state.legs[leg];
             own.desired_state = desired_state;
-            own.session_id
+            // The session of a hand-over ends with it.
+            let ends = desired_state != DesiredState::Connected && !own.handing_over;
+            ends.then_some(own.session_id)
         });
-        if desired_state != DesiredState::Connected {
+        if let Some(session_id) = unwanted {
             self.disconnect(leg, session_id);
         }
         Ok(())

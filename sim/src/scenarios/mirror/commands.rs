@@ -2,15 +2,20 @@
 //!
 //! Left out, besides what [`super::pair`] leaves out: faults and concurrent commands.
 
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::limits::QUEUE_DELIVERY_MS;
+use flagstone_mirror::state::machine::OrderRefusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::{PeerRefusal, PeerRequest};
-use flagstone_mirror::{Ack, Mode};
+use flagstone_mirror::{Ack, CommandError, Mirror, Mode, RoleError};
+use flagstone_runtime::sim::SimLatency;
 
-use super::pair::{BLOCK, Pair, Trio};
+use super::pair::{BLOCK, DATA, Pair, Trio};
 
 /// A pair in which the target is behind by most of the acknowledged writes.
 fn lagging(seed: u64) -> Pair {
@@ -313,4 +318,34 @@ fn resync_is_not_counted_as_host_calls() {
         pair.sim.run_for(Duration::from_micros(100));
     }
     assert!(looks > 10, "{looks} looks");
+}
+
+/// A second operator pauses the mirror while its role is handed over: the hand-over ends first.
+#[test]
+fn pause_does_not_interrupt_switchover() {
+    for desired in [DesiredState::Paused, DesiredState::Detached] {
+        let pair = Pair::new(9, |_| {});
+        let slow = SimLatency::between_us(500_000, 500_001);
+        pair.sim.set_write_latency(pair.nodes[1], DATA, slow);
+        let (begun, seen) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let promoting = begun.clone();
+        pair.network().set_watcher(move |_, request, _| {
+            promoting.set(promoting.get() || matches!(request, PeerRequest::Promote { .. }));
+        });
+        let (mirror, ended) = (pair.mirror(0), seen.clone());
+        pair.sim.spawn_on(pair.nodes[0], async move {
+            let _ = mirror.switchover(0).await;
+            ended.set(true);
+        });
+        while !begun.get() {
+            pair.sim.run_for(Duration::from_millis(1));
+        }
+        let paused =
+            move |mirror: Arc<Mirror>| async move { mirror.set_desired_state(0, desired).await };
+        let refused = Err(CommandError::Role(RoleError::Refused(OrderRefusal::Waiting)));
+        assert_eq!(pair.on(0, paused), refused);
+        pair.sim.run_for(Duration::from_secs(30));
+        assert_eq!((seen.get(), pair.active()), (true, vec![1]));
+        pair.becomes_in_sync(1);
+    }
 }

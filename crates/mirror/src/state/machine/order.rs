@@ -147,6 +147,10 @@ fn set_desired(state: &MachineState, leg: usize, desired: DesiredState) -> Trans
     if desired != DesiredState::Connected && state.role.stored() != ReplicaRole::Source {
         return Err(OrderRefusal::NotSource);
     }
+    // Without a session, the node could neither learn what became of a hand-over nor serve again.
+    if desired != DesiredState::Connected && matches!(state.role, NodeRole::Waiting { .. }) {
+        return Err(OrderRefusal::Waiting);
+    }
     let mut after = *state;
     after.legs[leg] = Some(Leg { desired, ..own });
     let store = Action::StoreDesired(leg, desired);

@@ -29,6 +29,8 @@ named! {
         PeerLeads = "a peer has newer data",
         /// The peer is not in sync.
         NotInSync = "the mirror is not in sync",
+        /// The source serves no hosts.
+        Waiting = "this node waits for its peer, and serves no hosts before it reaches the peer",
         /// Only the source can do this.
         NotSource = "this node is not the source",
         /// The operator has to choose the data to keep first.
