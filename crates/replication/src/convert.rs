@@ -283,6 +283,8 @@ fn identity_to_wire(identity: &ReplicaIdentity) -> wire::IdentifyReplica {
     let versions = identity.versions.lowest().0..=identity.versions.highest().0;
     let mut encoded = wire::IdentifyReplica::new(role, versions);
     encoded.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
+    let discards = wire::IdentifyReplica::DISCARDS;
+    encoded.resolution = if identity.is_discarding { discards } else { 0 };
     encoded.bit_bytes = U32::new(bit_bytes);
     encoded.usable_bytes = U64::new(usable_bytes);
     encoded.room_bytes = U64::new(room_bytes);
@@ -353,6 +355,7 @@ fn identity_from_wire(
         role,
         is_serving,
         volatile_cache: encoded.has(wire::IdentifyReplica::VOLATILE_CACHE),
+        is_discarding: encoded.resolution & wire::IdentifyReplica::DISCARDS != 0,
         versions,
     }
 }

@@ -122,6 +122,7 @@ mod tests {
             role: ReplicaRole::Target,
             is_serving: false,
             volatile_cache: true,
+            is_discarding: false,
             versions,
         }
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_blockdev::IoError;
 
-use crate::agree::plan::{HandshakePlan, plan};
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
 use crate::manage::order::OrderProgress;
@@ -15,12 +14,10 @@ use crate::mirror::{Inner, Mirror};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::options::PeerOptions;
 use crate::session::connect::{CloseOnDrop, send_ancestors};
-use crate::session::split_brain::common;
 use crate::state::machine::{Answers, Event, Handover, OperatorOrder, OrderRefusal, next};
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{
-    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
-    execute, identify,
+    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, RequestError, SharedSession, execute, identify,
 };
 
 /// Why a command failed.
@@ -202,56 +199,6 @@ impl Mirror {
         Ok(())
     }
 
-    /// Resolves a split brain in favor of this side: the peer, unless serving, discards its data.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
-    pub async fn resolve_keep_mine(&self, leg: usize) -> Result<(), CommandError> {
-        let inner = &self.0;
-        let (mine, peers, session) = inner.look_at_split(leg).await?;
-        let (base, expected) = (common(&mine, &peers), peers.view.generations.current);
-        let done = execute(&session.0, PeerRequest::Discard { base, expected }).await;
-        drop(session);
-        if done.is_ok() {
-            inner.set_idle_phase(leg, LegPhase::Disconnected);
-        }
-        inner.reconnect_all();
-        Ok(done?)
-    }
-
-    /// Resolves a split brain in favor of the peer: this side stops serving and discards the data
-    /// that it wrote alone.
-    ///
-    /// # Errors
-    /// See [`CommandError`].
-    pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
-        let inner = &self.0;
-        let (mine, peers, _) = inner.look_at_split(leg).await?;
-        inner.check_group_unserved()?;
-        let _order = inner.running_order();
-        inner.order_alone(OperatorOrder::Demote).await?;
-        let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
-        inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
-        inner.set_idle_phase(leg, LegPhase::Disconnected);
-        inner.reconnect_all();
-        Ok(())
-    }
-
-    /// Dry run of [`Mirror::resolve_keep_mine`] or [`Mirror::resolve_keep_peers`]: asks the peer
-    /// and changes nothing.
-    ///
-    /// # Errors
-    /// The errors of the command itself, except for failures during its execution.
-    pub async fn check_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
-        let (_, peers, _) = self.0.look_at_split(leg).await?;
-        // Same check as in `Inner::discard_data` on the peer.
-        match keep_mine {
-            true if peers.is_serving => Err(RequestError::Refused(PeerRefusal::Serving).into()),
-            true => Ok(()),
-            false => self.0.check_group_unserved(),
-        }
-    }
-
     /// Replaces the options of a peer.
     ///
     /// # Errors
@@ -326,38 +273,12 @@ pub(crate) struct RoleOffer {
 }
 
 impl Inner {
-    fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
+    pub(crate) fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
-    }
-
-    /// Refuses to discard one volume of a group that hosts use here: the other volumes would stay.
-    fn check_group_unserved(&self) -> Result<(), CommandError> {
-        let serves = |member: &Arc<Inner>| member.lock().serving;
-        let members = self.group.as_ref().map(|membership| membership.group().members());
-        match members.is_some_and(|members| members.iter().flatten().any(serves)) {
-            true => Err(CommandError::GroupServes),
-            false => Ok(()),
-        }
     }
 
     pub(crate) fn reconnect_all(&self) {
         self.change(|state| state.legs.iter_mut().for_each(|leg| leg.reconnect_requests += 1));
-    }
-
-    /// Identifies a peer and checks that there is a split brain.
-    async fn look_at_split(
-        &self,
-        leg: usize,
-    ) -> Result<(ReplicaIdentity, ReplicaIdentity, CloseOnDrop), CommandError> {
-        let connector = self.leg(leg)?.options().connector.clone();
-        let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
-        let own = self.local.superblock().replica;
-        let peers = identify(&session.0, own, self.versions).await?;
-        let mine = self.identity(peers.view.replica);
-        match plan(&mine, &peers) {
-            HandshakePlan::SplitBrain => Ok((mine, peers, session)),
-            _ => Err(CommandError::NoSplitBrain),
-        }
     }
 
     /// Hands the role to the asker. With a single peer, it may lack an identity.

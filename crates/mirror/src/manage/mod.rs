@@ -7,6 +7,7 @@ pub(crate) mod group_order;
 pub(crate) mod order;
 pub mod replica;
 pub(crate) mod resize;
+pub(crate) mod resolve;
 pub(crate) mod roles;
 pub mod stale;
 mod status;

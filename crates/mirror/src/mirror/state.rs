@@ -25,6 +25,7 @@ use crate::manage::command::CommandError;
 use crate::manage::transfer::RoleTransfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::arbitration::ServingRight;
+use crate::state::machine::Resolution;
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
@@ -58,6 +59,7 @@ pub(crate) struct State {
     pub(crate) promised: u64,
     /// See [`announced`](crate::state::machine::MachineState::announced).
     pub(crate) announced: u64,
+    pub(crate) resolution: Resolution,
     /// Right to serve without the peer, of a node that serves.
     pub(crate) serving_right: ServingRight,
     /// Record of the peer at the arbiter.

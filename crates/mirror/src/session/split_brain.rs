@@ -21,6 +21,7 @@ use crate::mirror::{Inner, count};
 use crate::ondisk::superblock::ReplicaRole;
 use crate::options::AfterSplitBrain;
 use crate::session::connect::SessionEnd;
+use crate::state::machine::Resolution;
 use crate::wire::peer::{ReplicaIdentity, RequestError, SharedSession, identify};
 
 /// Generation from which both sides continued, each with a log of its later changes.
@@ -65,13 +66,17 @@ impl Inner {
         {
             return Ok(false);
         }
+        // Visible to the peer before it is asked whether it discards its own data.
+        let begun = self.begin_resolution(Resolution::Discards);
+        let _resolution = begun.map_err(|_| SessionEnd::Changed)?;
         // No change of role can start here from now on, so the peer's next answer is decisive.
         let _role_change = self.begin_role_change().await;
         let replica = self.local.superblock().replica;
         let peers = identify(session, replica, self.versions).await?;
         let mine = self.identity(peers.view.replica);
         let attached = self.lock().attached.is_some();
-        let base = discards_for(policy, &mine, &peers).filter(|_| !attached);
+        let base =
+            discards_for(policy, &mine, &peers).filter(|_| !attached && !peers.is_discarding);
         let base = base.ok_or(SessionEnd::Changed)?;
         let bytes = self.changed_bytes();
         self.record_unused(ReplicaRole::Target, None).await.map_err(SessionEnd::Local)?;
@@ -129,6 +134,7 @@ mod tests {
             role,
             is_serving,
             volatile_cache: true,
+            is_discarding: false,
             versions: LinkVersions::SPOKEN,
         }
     }

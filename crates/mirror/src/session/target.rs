@@ -32,7 +32,7 @@ use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::{RecordedRight, ReplicaRole, Superblock};
 use crate::options::Mode;
-use crate::state::machine::{Event, next};
+use crate::state::machine::{Event, Resolution, next};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{
     AttachRequest, BadRangeReport, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
@@ -462,6 +462,7 @@ impl Inner {
             role: state.role,
             is_serving: state.serving,
             volatile_cache: self.local.data().geometry().volatile_cache,
+            is_discarding: state.resolution == Resolution::Discards,
             versions: self.versions,
         }
     }
@@ -644,11 +645,14 @@ impl Inner {
         base: Generation,
         expected: Generation,
     ) -> PeerAnswer {
+        let begun = self.begin_resolution(Resolution::Discards);
+        let _resolution = begun.map_err(|refusal| self.refusal(refusal))?;
         let _role_change = self.begin_role_change().await;
         self.discard_data_locked(base, expected).await
     }
 
-    /// As [`Inner::discard_data`], for a caller that holds the role lock.
+    /// As [`Inner::discard_data`], for a caller that holds the role lock and has begun the
+    /// resolution.
     pub(crate) async fn discard_data_locked(
         &self,
         base: Generation,

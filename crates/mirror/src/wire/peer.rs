@@ -357,6 +357,8 @@ pub struct ReplicaIdentity {
     pub is_serving: bool,
     /// Its device may lose completed writes in a power failure until they are flushed.
     pub volatile_cache: bool,
+    /// It discards its data to end a split brain, or is about to.
+    pub is_discarding: bool,
     /// Versions of the link that it speaks.
     pub versions: LinkVersions,
 }

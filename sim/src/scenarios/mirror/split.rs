@@ -6,11 +6,14 @@
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
+use flagstone_mirror::state::machine::OrderRefusal;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
-use flagstone_mirror::{AfterSplitBrain, CommandError};
+use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
+use flagstone_runtime::sim::SimLatency;
+use flagstone_runtime::time;
 
-use super::pair::{BLOCK, Pair};
+use super::pair::{BLOCK, DATA, Pair};
 
 /// Policy `keep-serving`: if both nodes served, the deposed one discards nothing by itself. After a
 /// demotion, it takes the other's data, of which nothing is lost.
@@ -86,4 +89,71 @@ fn dry_run_predicts_split_brain_resolution() {
     assert_eq!(mine(), Ok(()));
     pair.becomes_in_sync(0);
     assert_eq!(pair.read(0, 1), 1);
+}
+
+/// Split brain in which node 0 serves, and node 1 as well or not.
+fn split(seed: u64, both_serve: bool) -> Pair {
+    let pair = Pair::new(seed, |_| {});
+    pair.cut();
+    pair.write(0, 1, 1).expect("the peer is lost");
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
+    pair.write(1, 1, 2).expect("the peer is lost");
+    if !both_serve {
+        pair.on(1, |mirror| async move { mirror.demote().await }).expect("sound disks");
+    }
+    pair.network().heal();
+    pair.until(0, MirrorState::SplitBrain);
+    pair.until(1, MirrorState::SplitBrain);
+    pair
+}
+
+/// Two operators resolve the split brain on two nodes, in every combination, within milliseconds.
+#[test]
+fn two_resolve_orders_never_discard_both() {
+    for seed in 0..160 {
+        let pair = split(seed, seed & 1 == 1);
+        let before = [0, 1].map(|index| pair.superblock(index).current);
+        let orders = [0, 1].map(|index| {
+            let (mirror, keep_mine) = (pair.mirror(index), seed >> (index + 1) & 1 == 1);
+            let after = pair.sim.world().random_span(Duration::ZERO, Duration::from_millis(3));
+            pair.sim.spawn_on(pair.nodes[index], async move {
+                time::sleep(after).await;
+                match keep_mine {
+                    true => mirror.resolve_keep_mine(0).await,
+                    false => mirror.resolve_keep_peers(0).await,
+                }
+            })
+        });
+        let _ = orders.map(|order| pair.sim.block_on(order).expect("the task is not aborted"));
+        let kept = [0, 1].map(|index| pair.superblock(index).current == before[index]);
+        assert_ne!(kept, [false; 2], "seed {seed}: both have discarded their data");
+    }
+}
+
+/// The peer's disk is slow, so the order to discard its data ends without an answer. It is carried
+/// out later, when the operator may have changed his mind.
+#[test]
+fn late_discard_forbids_opposite_order() {
+    let pair = split(7, false);
+    let before = [0, 1].map(|index| pair.superblock(index).current);
+    let slow = SimLatency::between_us(5_000_000, 5_000_001);
+    pair.sim.set_write_latency(pair.nodes[1], DATA, slow);
+    let mirror = pair.mirror(0);
+    let order = pair.sim.spawn_on(pair.nodes[0], async move { mirror.resolve_keep_mine(0).await });
+    pair.sim.run_for(Duration::from_secs(1));
+    pair.cut();
+    let unanswered = pair.sim.block_on(order).expect("the task is not aborted");
+    assert_eq!(unanswered, Err(CommandError::Peer(RequestError::Io(IoError::Unreachable))));
+    pair.network().heal();
+    pair.sim.run_for(Duration::from_secs(1));
+    let opposite = pair.on(0, |mirror| async move { mirror.resolve_keep_peers(0).await });
+    let foreseen = pair.on(0, |mirror| async move { mirror.check_resolve(0, false).await });
+    pair.sim.run_for(Duration::from_secs(20));
+    pair.sim.set_write_latency(pair.nodes[1], DATA, SimLatency::between_us(20, 200));
+    let kept = [0, 1].map(|index| pair.superblock(index).current == before[index]);
+    assert_ne!(kept, [false; 2], "both have discarded their data");
+    let refused = Err(CommandError::Role(RoleError::Refused(OrderRefusal::MayDiscard)));
+    assert_eq!((opposite, foreseen), (refused, refused));
+    pair.becomes_in_sync(0);
+    assert_eq!(pair.read(0, 1), 1, "the first order was carried out");
 }
