@@ -468,11 +468,26 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
                  mirror status {volume}` there"
             ))
         }
+        CommandError::Role(RoleError::Refused(
+            refusal @ (OrderRefusal::Resolving
+            | OrderRefusal::PeerDiscards
+            | OrderRefusal::MayDiscard),
+        )) => Problem::conflict(format!(
+            "no data of {node} was discarded: {refusal}; see `flagstone mirror status {volume}` on both \
+             nodes"
+        )),
         CommandError::Peer(RequestError::NoCommonVersion(none)) => {
             Problem::conflict(format!("{name}: {none}"))
         }
         CommandError::Peer(RequestError::Refused(refusal)) => {
             Problem::conflict(format!("{name} refuses: {refusal}"))
+        }
+        CommandError::Peer(error)
+            if matches!(effect, Effect::Resolve { keep: ResolveKeep::Mine, .. }) =>
+        {
+            failed(format!(
+                "{name} does not answer ({error}), and may still discard its data: repeat the order"
+            ))
         }
         CommandError::Peer(error) => failed(format!(
             "{name} does not answer ({error}): check that flagstone runs there and that its address is \
