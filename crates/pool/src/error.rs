@@ -78,6 +78,30 @@ pub enum PoolError {
         /// Number of devices in the table.
         count: usize,
     },
+    /// No given device has every write of its pair.
+    #[error(
+        "pool {pool}: no complete copy of a device is present; attach the one with id {id}, which has \
+         every write"
+    )]
+    NoCopy {
+        /// Name of the pool.
+        pool: String,
+        /// Identifier of a device that has every write.
+        id: crate::id::PoolId,
+    },
+    /// Two devices of a pool with redundancy were used without each other.
+    #[error(
+        "pool {pool}: {first} and {second} were used without each other, so each has writes that the \
+         other lacks; detach the one whose writes are to be lost"
+    )]
+    UsedApart {
+        /// Name of the pool.
+        pool: String,
+        /// Name of one device.
+        first: String,
+        /// Name of the other.
+        second: String,
+    },
     /// A device is smaller than the pool recorded.
     #[error("{device} has {is_bytes} bytes, the pool recorded {was_bytes}: it was cut or replaced")]
     Cut {

@@ -140,6 +140,16 @@ pub const READ_RETRY_TIME: Duration = Duration::from_secs(10);
 /// Longest time for retries of all blocks together.
 pub const READ_RETRY_TOTAL: Duration = Duration::from_secs(60);
 
+/// Longest time of a call to a device of a pool with redundancy. Then the pool continues with the
+/// other copy: below the command timeout of hosts, 30 s.
+pub const LEG_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// Bytes of one copy between two legs: 1 MiB.
+pub const REBUILD_BYTES: u64 = 1 << 20;
+
+/// Segments between two records of a rebuild's progress: 512 MiB in segments of 8 MiB.
+pub const REBUILD_RECORD_SEGMENTS: u32 = 64;
+
 /// Pause between two attempts of a read.
 pub const READ_PAUSE: Duration = Duration::from_millis(250);
 

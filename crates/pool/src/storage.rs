@@ -6,16 +6,18 @@ use std::sync::{Arc, OnceLock};
 
 use flagstone_blockdev::window::run_all;
 use flagstone_blockdev::{IoError, IoFuture, NullDevice, ReopenableDevice, SharedDevice};
-use flagstone_runtime::{Buf, BufMut, buf};
+use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
 use crate::log::device::LogDevice;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LOG_INDEX, LogStart, Superblock, copy_offset,
 };
 use crate::ondisk::unit::block_of;
 use crate::ondisk::{Block, FormatError};
+use crate::pairs::Pairs;
 
 /// A device, with its name in messages.
 #[derive(Clone, Debug)]
@@ -119,6 +121,8 @@ pub(crate) struct Storage {
     pub(crate) devices: Devices,
     pub(crate) layout: PoolLayout,
     pub(crate) log: Option<Arc<LogDevice>>,
+    /// Legs of the devices, in a pool with redundancy.
+    pub(crate) pairs: Option<Arc<Pairs>>,
 }
 
 /// Reads a block of a device.
@@ -135,9 +139,14 @@ pub(crate) async fn write_block(
     offset: u64,
     block: &Block,
 ) -> Result<(), IoError> {
+    device.write(offset, copy_memory(block), true).await
+}
+
+/// Copy of a block in memory for a device.
+pub(crate) fn copy_memory(block: &Block) -> Buf {
     let mut memory = buf::alloc_small(BLOCK_BYTES);
     memory.copy_from_slice(block);
-    device.write(offset, memory.freeze(), true).await
+    memory.freeze()
 }
 
 impl Storage {
@@ -158,7 +167,7 @@ impl Storage {
             }
         }
         let layout = PoolLayout::new(superblock.segment_blocks, &superblock.devices)?;
-        Ok(Storage { devices, layout, log })
+        Ok(Storage { devices, layout, log, pairs: self.pairs.clone() })
     }
 
     /// The device from which a block, or the first one of a location, is read.
@@ -184,6 +193,64 @@ impl Storage {
                 (read, false) => device.read(place.offset, read).await,
             }
         })
+    }
+
+    /// Reads the stored blocks of an entry. With redundancy, blocks that cannot be read or do not
+    /// match are read from the other copy, and rewritten. The caller compares them.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) async fn read_entry(
+        &self,
+        entry: MapEntry,
+        memory: BufMut,
+    ) -> Result<BufMut, IoError> {
+        let read = self.read(entry.block(), memory).await;
+        self.recheck(entry, read).await
+    }
+
+    /// Result of a read of an entry's stored blocks, or the content of the other copy.
+    ///
+    /// # Errors
+    /// Of the read.
+    pub(crate) async fn recheck(
+        &self,
+        entry: MapEntry,
+        read: Result<BufMut, IoError>,
+    ) -> Result<BufMut, IoError> {
+        if self.pairs.is_none() || read.as_ref().is_ok_and(|read| entry.matches(read)) {
+            return read;
+        }
+        let (block, len) = (entry.block(), entry.stored_blocks() * BLOCK_BYTES);
+        let repaired = self.repair(block, len, move |bytes| entry.matches(bytes)).await;
+        repaired.map_or(read, Ok)
+    }
+
+    /// Finds the right content of a range within a segment on any leg, and rewrites the other.
+    pub(crate) async fn repair(
+        &self,
+        block: u64,
+        len: usize,
+        is_right: impl Fn(&[u8]) -> bool + 'static,
+    ) -> Option<BufMut> {
+        let pairs = self.pairs.clone()?;
+        let place = self.layout.place(block);
+        // The rewrite must end before later writes of the range.
+        let repair =
+            spawn(async move { pairs.repair(place.device, place.offset, len, is_right).await });
+        repair.await.ok().flatten()
+    }
+
+    /// As [`Storage::read_entry`], of an entry that stores one block.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) async fn read_entry_block(&self, entry: MapEntry) -> Result<Block, IoError> {
+        let read = self.read(entry.block(), buf::alloc_small(BLOCK_BYTES)).await;
+        let read = self.recheck(entry, read).await?;
+        let mut block = [0; BLOCK_BYTES];
+        block.copy_from_slice(&read[..BLOCK_BYTES]);
+        Ok(block)
     }
 
     /// Reads one block.
@@ -234,17 +301,27 @@ impl Storage {
     }
 
     /// Devices with superblocks: by position in the device table, then the log device.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (u16, &NamedDevice)> {
-        let log = self.log.iter().map(|log| (LOG_INDEX, &log.named));
-        self.devices.present().map(|(index, named)| (index as u16, named)).chain(log)
+    pub(crate) fn members(&self) -> Vec<(u16, NamedDevice)> {
+        let own = |(index, named): (usize, NamedDevice)| (index as u16, named);
+        let present = || self.devices.present().map(|(index, named)| (index, named.clone()));
+        let devices = match &self.pairs {
+            Some(pairs) => pairs.members(),
+            None => present().collect(),
+        };
+        let log = self.log.iter().map(|log| (LOG_INDEX, log.named.clone()));
+        devices.into_iter().map(own).chain(log).collect()
     }
 
     /// Writes an update of the superblock to copies 0 and 1 of every device, then to the other two.
-    /// One copy per device may fail.
+    /// One copy per device may fail. Returns the update as written: with redundancy, the states of
+    /// the legs may have changed.
     ///
     /// # Errors
     /// Errors of the device whose second copy failed. A later opening may find the update or not.
-    pub(crate) async fn write_superblock(&self, superblock: &Superblock) -> Result<(), IoError> {
+    pub(crate) async fn write_superblock(
+        &self,
+        superblock: &Superblock,
+    ) -> Result<Superblock, IoError> {
         self.write_superblock_after(superblock, None).await
     }
 
@@ -256,12 +333,17 @@ impl Storage {
         &self,
         superblock: &Superblock,
         new: Option<usize>,
-    ) -> Result<(), IoError> {
-        let mut failed = vec![0; self.members().count()];
+    ) -> Result<Superblock, IoError> {
+        if let Some(pairs) = &self.pairs {
+            return pairs.write_superblock(superblock).await;
+        }
+        let members = self.members();
+        let mut failed = vec![0; members.len()];
         for copies in [0..2, 2..COPIES] {
             let is_first = copies.start == 0;
             let copies: Vec<usize> = copies.collect();
-            for ((index, _), failed) in self.members().zip(&mut failed) {
+            for ((index, _), failed) in members.iter().zip(&mut failed) {
+                let index = *index;
                 // A device that the update removes is still among the open devices.
                 let record = superblock.devices.get(usize::from(index));
                 let is_removed = record.is_some_and(DeviceRecord::is_removed);
@@ -271,7 +353,7 @@ impl Storage {
                 self.write_copies(index, superblock, &copies, failed).await?;
             }
         }
-        Ok(())
+        Ok(superblock.clone())
     }
 
     /// Writes copies of one device, in this order; returns the number of failures.
@@ -285,8 +367,13 @@ impl Storage {
         copies: &[usize],
         failed: &mut usize,
     ) -> Result<(), IoError> {
-        let member = self.members().find(|(member, _)| *member == index);
-        let (_, named) = member.expect("it is a device of the pool");
+        let member = self.members().into_iter().find(|(member, _)| *member == index);
+        let (_, named) = match (member, &self.pairs) {
+            (Some(member), _) => member,
+            // A leg that failed meanwhile.
+            (None, Some(_)) => return Ok(()),
+            (None, None) => unreachable!("it is a device of the pool"),
+        };
         let own = Superblock { device: index, ..superblock.clone() };
         for copy in copies {
             let written = write_block(&named.device, copy_offset(*copy), &own.encode(*copy)).await;
@@ -294,8 +381,9 @@ impl Storage {
                 tracing::warn!(device = named.name, copy, %error, "superblock copy failed");
                 *failed += 1;
                 if *failed > 1 {
-                    return match &self.log {
-                        Some(log) if index == LOG_INDEX => log.judge(Err(error)),
+                    return match (&self.log, &self.pairs) {
+                        (Some(log), _) if index == LOG_INDEX => log.judge(Err(error)),
+                        (_, Some(pairs)) => pairs.fail_leg(index.into(), error),
                         _ => Err(error),
                     };
                 }

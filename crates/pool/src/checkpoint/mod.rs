@@ -179,7 +179,7 @@ impl Shared {
             superblock.root = root;
             (superblock.start, superblock.log) = (frozen.start, frozen.log);
         });
-        turn.write(&superblock, None).await?;
+        let superblock = turn.write(&superblock, None).await?;
         let MaintenanceWork { volume_table, trees, usage, .. } = work;
         self.commit(superblock, &frozen.volume_table, &volume_table, trees, meta, usage);
         drop(turn);

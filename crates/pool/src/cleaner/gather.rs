@@ -16,7 +16,7 @@ use crate::compress::{Compression, decompressed_with, is_unit};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::manage::shared::Shared;
 use crate::map::tree::{Tree, read_page};
-use crate::ondisk::chunk::{ChunkHeader, ChunkRecord};
+use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, is_header_of};
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, PagePlace};
 use crate::ondisk::unit::{Codec, UnitPlace, block_of, decode_header, unit_of};
@@ -173,12 +173,25 @@ impl Shared {
         // Follow the lengths in the headers, so that payload is never parsed as a header.
         while at < blocks.end {
             let header = self.storage.read_one(at).await?;
-            let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
+            let decoded = match ChunkHeader::decode(&header, at, layout) {
+                // The other copy may have it.
+                Err(_) if self.storage.pairs.is_some() => self.read_other_header(at).await,
+                decoded => decoded.ok(),
+            };
+            let Some(header) = decoded else { break };
             let end = at + header.blocks();
             self.clean_chunk(&header, copies).await?;
             at = end;
         }
         Ok(())
+    }
+
+    /// Repairs a chunk header from the other copy.
+    async fn read_other_header(&self, at: u64) -> Option<ChunkHeader> {
+        let is_header = move |bytes: &[u8]| is_header_of(bytes, at);
+        let read = self.storage.repair(at, BLOCK_BYTES, is_header).await?;
+        let block = read[..].try_into().ok()?;
+        ChunkHeader::decode(block, at, &self.storage.layout).ok()
     }
 
     async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {

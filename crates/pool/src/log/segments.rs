@@ -172,6 +172,11 @@ impl Segments {
         (count(|used| *used != Use::Withheld), count(|used| *used == Use::Log))
     }
 
+    /// True for a segment that nothing refers to.
+    pub fn is_free(&self, segment: u32) -> bool {
+        self.uses[segment as usize] == Use::Free
+    }
+
     /// True for a segment that the cleaner may choose.
     pub fn is_closed(&self, segment: u32) -> bool {
         self.uses[segment as usize] == Use::Closed

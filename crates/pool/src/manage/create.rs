@@ -21,10 +21,12 @@ use crate::manage::space::Sizes;
 use crate::map::recent::Recent;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::layout::{PoolLayout, segments_of};
+use crate::ondisk::legs::{LEGS, LegRecord, LegState, Pair, device_of};
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
 use crate::ondisk::volume_table::VolumeTable;
+use crate::pairs::Pairs;
 use crate::storage::{NamedDevice, Storage, read_block, write_block};
 
 /// Options of a new pool.
@@ -36,6 +38,18 @@ pub struct CreateOptions {
     pub segment_blocks: u32,
     /// Allows devices that contain data.
     pub overwrite: bool,
+    /// Copies of everything.
+    pub redundancy: Redundancy,
+}
+
+/// Copies of everything in a pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Redundancy {
+    /// One: the loss of a device loses the pool.
+    #[default]
+    None,
+    /// Two, on pairs of devices in the order in which they are named.
+    Mirror,
 }
 
 impl CreateOptions {
@@ -45,6 +59,7 @@ impl CreateOptions {
             name: name.into(),
             segment_blocks: SEGMENT_BLOCKS_DEFAULT,
             overwrite: false,
+            redundancy: Redundancy::None,
         }
     }
 }
@@ -160,6 +175,21 @@ pub(super) async fn wipe_all(
     })
 }
 
+/// Legs of a new pool, which have as many segments as the smaller one.
+fn pair_up(records: &[DeviceRecord]) -> (Vec<DeviceRecord>, Vec<Pair>) {
+    let leg = |record: &DeviceRecord| LegRecord {
+        id: record.id,
+        size_bytes: record.size_bytes,
+        state: LegState::InSync,
+        since: 0,
+    };
+    let pairs = records.chunks(LEGS).map(|two| {
+        let pair = [leg(&two[0]), leg(&two[1])];
+        (device_of(&pair, two[0].segments.min(two[1].segments)), pair)
+    });
+    pairs.unzip()
+}
+
 impl Pool {
     /// Creates a pool on these devices, and opens it. The superblock is written last, so a failed
     /// creation leaves no pool.
@@ -197,6 +227,18 @@ impl Pool {
             let record = check_device(named, options.segment_blocks, options.overwrite).await;
             records.push(record?);
         }
+        let has_redundancy = options.redundancy == Redundancy::Mirror;
+        if has_redundancy && (devices.len() % LEGS != 0 || log_device.is_some()) {
+            return Err(PoolError::Options(
+                "a pool with redundancy needs an even number of devices, and no log device, which \
+                 would be a single copy of the newest changes",
+            ));
+        }
+        let table = records.clone();
+        let (records, pairs) = match has_redundancy {
+            true => pair_up(&records),
+            false => (records, Vec::new()),
+        };
         let layout = PoolLayout::new(options.segment_blocks, &records).map_err(|_| {
             PoolError::Options(
                 "the devices together need 32 to 16,777,216 segments, of 8 MiB by default",
@@ -206,7 +248,7 @@ impl Pool {
             Some(named) => Some(check_log_device(named, options).await?),
             None => None,
         };
-        let (mut all, mut all_records) = (devices.clone(), records.clone());
+        let (mut all, mut all_records) = (devices.clone(), table);
         all.extend(log_device.clone());
         all_records.extend(log_record);
         wipe_all(&all, &all_records).await?;
@@ -223,6 +265,7 @@ impl Pool {
             name: options.name.clone(),
             device: 0,
             devices: records,
+            pairs,
             segment_blocks: options.segment_blocks,
             log,
             start: LogStart { sequence: 1, block: 0, following: 0, slot: 0 },
@@ -232,6 +275,11 @@ impl Pool {
             reached: 0,
             encryption: false,
         };
+        let pairs = has_redundancy.then(|| {
+            let legs = devices.chunks(LEGS).map(|two| [Some(two[0].clone()), Some(two[1].clone())]);
+            Arc::new(Pairs::new(&superblock, legs.collect()))
+        });
+        let devices = pairs.as_ref().map_or(devices, Pairs::devices);
         let opened = Opened {
             position,
             segments,
@@ -248,6 +296,6 @@ impl Pool {
             let log = LogDevice::new(named, record.segments, options.segment_blocks, sizes.tail);
             Arc::new(log)
         });
-        Pool::start(Storage { devices: devices.into(), layout, log }, sizes, opened).await
+        Pool::start(Storage { devices: devices.into(), layout, log, pairs }, sizes, opened).await
     }
 }

@@ -51,6 +51,31 @@ pub enum DeviceOrderError {
         "the pool cannot have this device too: it has at most 16 devices, removed ones included, and 16,777,216 segments"
     )]
     TooMany,
+    /// A pool without redundancy has no other copy.
+    #[error(
+        "pool {pool} has one copy of everything: flagstone pool grow and remove-device replace a device"
+    )]
+    Single {
+        /// Name of the pool.
+        pool: String,
+    },
+    /// The other copy is not complete.
+    #[error("{device} has the only complete copy in pool {pool}: wait for the end of the rebuild")]
+    OnlyCopy {
+        /// Name of the pool.
+        pool: String,
+        /// Name of the device.
+        device: String,
+    },
+    /// Pools with redundancy keep their devices.
+    #[error(
+        "pool {pool} has two copies of everything: its devices are not added or removed, only \
+         replaced, with flagstone pool replace-device"
+    )]
+    Redundant {
+        /// Name of the pool.
+        pool: String,
+    },
     /// No device of this name.
     #[error("pool {pool} has no device {device}")]
     Unknown {
@@ -177,6 +202,7 @@ impl Pool {
     ) -> Result<DeviceRecord, DeviceOrderError> {
         let shared = self.shared();
         let superblock = shared.state.lock().superblock.clone();
+        check_single(&superblock)?;
         let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
         // With a log device, hosts see only the cache of the log device.
         let is_seen = shared.storage.log.is_none();
@@ -243,13 +269,13 @@ impl Pool {
         let shared = self.shared();
         let written = turn.write(superblock, new).await;
         let mut state = shared.state.lock();
-        match written {
-            Ok(()) => state.updated(superblock.clone()),
+        match &written {
+            Ok(written) => state.updated(written.clone()),
             Err(_) => state.fail(IoError::WriteFault),
         }
         drop(state);
         shared.progress.notify();
-        written
+        written.map(drop)
     }
 
     /// Sizes without a device, and the blocks for which the other devices have room.
@@ -280,6 +306,7 @@ impl Pool {
             let packed = self.shared().admitted(|state, waited| state.try_fit(room, waited));
             packed.await.map_err(VolumeError::Io)?;
         }
+        check_single(&self.shared().state.lock().superblock)?;
         // A growth in progress must end first: it adds segments.
         let _order = self.order(OrderKind::Deletion).await?;
         // Blocks that were overwritten since the last checkpoint count as used.
@@ -500,6 +527,15 @@ async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     left.map_err(|_| VolumeError::Full { pool: shared.name.clone() })
 }
 
+/// # Errors
+/// [`DeviceOrderError::Redundant`] for a pool with redundancy.
+fn check_single(superblock: &Superblock) -> Result<(), DeviceOrderError> {
+    match superblock.has_redundancy() {
+        true => Err(DeviceOrderError::Redundant { pool: superblock.name.clone() }),
+        false => Ok(()),
+    }
+}
+
 /// Checks that a device can be added to a pool.
 ///
 /// # Errors
@@ -509,6 +545,7 @@ pub(super) async fn check_addition(
     superblock: &Superblock,
     overwrite: bool,
 ) -> Result<DeviceRecord, DeviceOrderError> {
+    check_single(superblock)?;
     let Superblock { segment_blocks, devices, pool, .. } = superblock;
     if devices.len() == DEVICES_MAX {
         return Err(DeviceOrderError::TooMany);

@@ -48,11 +48,13 @@ impl Shared {
             return Ok(());
         };
         let next = self.next_update(|next| next.encryption = true);
-        if let Err(error) = turn.write(&next, None).await {
-            self.state.lock().fail(IoError::WriteFault);
-            return Err(error);
+        match turn.write(&next, None).await {
+            Ok(written) => self.state.lock().updated(written),
+            Err(error) => {
+                self.state.lock().fail(IoError::WriteFault);
+                return Err(error);
+            }
         }
-        self.state.lock().updated(next);
         Ok(())
     }
 }

@@ -75,7 +75,7 @@ impl Pool {
         storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
         storage.devices.push(new);
         let written = storage.write_superblock_after(&next, Some(index)).await;
-        written.map_err(|error| {
+        written.map(drop).map_err(|error| {
             let device = format!("a device of pool {}", next.name);
             PoolError::Device { device, error }.into()
         })

@@ -8,7 +8,7 @@ use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::DEVICES_MAX;
 use crate::ondisk::superblock::Superblock;
-use crate::recover::superblocks::{assemble, read_superblock};
+use crate::recover::superblocks::{assemble, read_superblocks};
 use crate::storage::NamedDevice;
 
 /// Identity of a pool at one moment.
@@ -81,12 +81,10 @@ impl Pool {
     /// # Errors
     /// As [`Pool::open`], for devices that are not one complete and current pool.
     pub async fn examine(devices: &[NamedDevice]) -> Result<ExaminedPool, PoolError> {
-        let mut found = Vec::with_capacity(devices.len());
-        for named in devices {
-            found.push((named.clone(), read_superblock(named).await?));
-        }
+        let found = read_superblocks(devices).await?;
         let (_, superblock, _) = assemble(&found)?;
-        let present = superblock.devices.iter().filter(|record| !record.is_removed());
+        let table = superblock.table();
+        let present = table.iter().filter(|record| !record.is_removed());
         let devices = present.map(|record| record.id).collect();
         let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
         Ok(ExaminedPool { name: superblock.name, identity, devices })
@@ -94,6 +92,10 @@ impl Pool {
 
     /// Present, durable identity of the pool.
     pub fn identity(&self) -> PoolIdentity {
+        if let Some(pairs) = &self.shared().storage.pairs {
+            let last = pairs.last();
+            return PoolIdentity { id: last.pool, update: last.update };
+        }
         let state = self.shared().state.lock();
         PoolIdentity { id: state.superblock.pool, update: state.superblock.update }
     }

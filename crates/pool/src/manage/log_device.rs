@@ -128,6 +128,12 @@ impl Pool {
         overwrite: bool,
     ) -> Result<(), PoolError> {
         let shared = self.shared();
+        if shared.storage.pairs.is_some() {
+            return Err(PoolError::Options(
+                "a pool with redundancy has no log device, which would be a single copy of the \
+                 newest changes",
+            ));
+        }
         let segment_blocks = shared.storage.layout.segment_blocks();
         let options =
             CreateOptions { segment_blocks, overwrite, ..CreateOptions::new(shared.name.clone()) };
@@ -164,7 +170,7 @@ impl Pool {
             .storage
             .with_log(&superblock, log)
             .map_err(|reason| PoolError::Superblock { device: shared.name.clone(), reason })?;
-        storage.write_superblock(&superblock).await.map_err(failure)?;
+        storage.write_superblock(&superblock).await.map(drop).map_err(failure)?;
         // The change is durable: an opening ignores the former log device from now on.
         if let Some(former) = &shared.storage.log
             && let Err(error) = wipe(&former.named).await

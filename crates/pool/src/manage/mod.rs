@@ -15,6 +15,7 @@ pub mod leg;
 pub mod log_device;
 pub mod open;
 pub mod pool;
+mod replace;
 pub(crate) mod shared;
 pub mod snapshot;
 pub(crate) mod space;

@@ -34,7 +34,7 @@ use crate::ondisk::volume_table::VolumeTable;
 use crate::recover::metadata::read_checkpoint;
 use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{
-    FoundSuperblock, assemble, read_copies, read_superblock, repair,
+    FoundSuperblock, assemble, read_copies, read_superblock, read_superblocks, repair,
 };
 use crate::storage::{NamedDevice, Storage};
 
@@ -248,10 +248,7 @@ pub(super) async fn find_devices(
     options: &OpenOptions,
     log_use: LogUse,
 ) -> Result<FoundDevices, PoolError> {
-    let mut found = Vec::with_capacity(devices.len());
-    for named in devices {
-        found.push((named.clone(), read_superblock(named).await?));
-    }
+    let mut found = read_superblocks(devices).await?;
     let other = match &options.log {
         Some(log) => add_log(&mut found, log).await?,
         None => FoundLog::Missing,
@@ -382,6 +379,7 @@ async fn recover(
         Some(OpenPlan::Drained(_)) => LossEvidence::OfHosts,
         Some(OpenPlan::Whole(_)) | None => LossEvidence::Any,
     };
+    replay.equalizes = true;
     replay.run().await?;
     let sequence = replay.sequence();
     if let (Some(OpenPlan::Whole(log)), LossEvidence::Any) = (plan, replay.proof)
@@ -409,6 +407,10 @@ async fn recover(
         Some(_) | None => Failure::Final(error),
     };
     repair(&storage, &on_disk, &superblocks).await.map_err(with_log)?;
+    if let Some(pairs) = &storage.pairs {
+        // Absent legs are missing from here on, before any of this opening's writes.
+        superblock = pairs.settle().await.map_err(failure)?;
+    }
     // Replayed chunks may still be in volatile caches.
     storage.flush_table().await.map_err(failure)?;
     if is_prefix {
@@ -483,6 +485,7 @@ mod tests {
             name: "fast".to_owned(),
             device: 0,
             devices: Vec::new(),
+            pairs: Vec::new(),
             segment_blocks: 16,
             log: 1,
             start: crate::ondisk::superblock::LogStart {

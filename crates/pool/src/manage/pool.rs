@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::sync::SharedNotify;
@@ -26,6 +27,7 @@ use crate::map::cache::PageCache;
 use crate::ondisk::FormatError;
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
+use crate::pairs::{LegInfo, rebuild};
 use crate::storage::Storage;
 
 /// Stops the maintenance task when the last handle of the pool and its volumes is dropped.
@@ -93,6 +95,19 @@ pub struct PoolStatus {
     pub failed: Option<IoError>,
     /// The log device, if the pool has one.
     pub log: Option<LogDeviceStatus>,
+    /// The copies, in a pool with redundancy.
+    pub redundancy: Option<RedundancyStatus>,
+}
+
+/// Copies of a pool with redundancy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedundancyStatus {
+    /// The devices, two for each pair.
+    pub legs: Vec<LegInfo>,
+    /// Reads since the opening that one device failed and the other answered.
+    pub failed_reads: u64,
+    /// Blocks since the opening that were rewritten from the other device.
+    pub repaired_blocks: u64,
 }
 
 /// Lock of the running order: only one order runs at a time. Released on drop.
@@ -145,6 +160,10 @@ impl Pool {
         }
         shared.state.lock().maintenance = MaintenanceTask::Waits;
         spawn_detached(keep(shared.clone()));
+        if let Some(pairs) = &shared.storage.pairs {
+            pairs.are_equal.store(true, Ordering::Relaxed);
+        }
+        rebuild::start(&shared);
         Ok(Pool { guard })
     }
 
@@ -188,6 +207,9 @@ impl Pool {
         shared.progress.notify();
         shared.write_out_ended().await;
         shared.maintenance_ended().await;
+        if let Some(pairs) = &shared.storage.pairs {
+            pairs.stop().await;
+        }
         match made {
             Ok(()) if shared.has_tail() => Err(IoError::WriteFault),
             made => made,
@@ -216,8 +238,11 @@ impl Pool {
         // After a failure of the pool, no update can be in progress.
         let _turn = shared.update_turn().await;
         shared.state.lock().update = Update::Over;
+        if let Some(pairs) = &shared.storage.pairs {
+            pairs.stop().await;
+        }
         let mut done = Ok(());
-        for (_, named) in shared.storage.members() {
+        for (_, named) in &shared.storage.members() {
             done = done.and(super::create::wipe(named).await);
         }
         done
@@ -245,12 +270,18 @@ impl Pool {
         PoolStatus {
             name: shared.name.clone(),
             id: state.superblock.pool,
-            devices: shared
-                .storage
-                .devices
-                .present()
-                .map(|(_, named)| named.name.clone())
-                .collect(),
+            devices: match &shared.storage.pairs {
+                Some(pairs) => pairs.legs().into_iter().map(|leg| leg.device).collect(),
+                None => {
+                    let present = shared.storage.devices.present();
+                    present.map(|(_, named)| named.name.clone()).collect()
+                }
+            },
+            redundancy: shared.storage.pairs.as_ref().map(|pairs| RedundancyStatus {
+                legs: pairs.legs(),
+                failed_reads: pairs.failed_reads.load(Ordering::Relaxed),
+                repaired_blocks: pairs.repaired_blocks.load(Ordering::Relaxed),
+            }),
             capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),
             held_bytes: bytes(supply.held),

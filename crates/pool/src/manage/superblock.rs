@@ -28,15 +28,19 @@ impl Drop for SuperblockLock<'_> {
 }
 
 impl SuperblockLock<'_> {
-    /// Writes an update. A new device has it in copies 0 and 1 already.
+    /// Writes an update, and returns it as written. A new device has it in copies 0 and 1 already.
     ///
     /// # Errors
     /// Errors of the devices. No update can follow.
-    pub(crate) async fn write(&self, next: &Superblock, new: Option<usize>) -> Result<(), IoError> {
+    pub(crate) async fn write(
+        &self,
+        next: &Superblock,
+        new: Option<usize>,
+    ) -> Result<Superblock, IoError> {
         self.0.state.lock().update = Update::Writes;
         let written = self.0.storage.write_superblock_after(next, new).await;
         self.0.state.lock().update = match &written {
-            Ok(()) => Update::Runs,
+            Ok(_) => Update::Runs,
             Err(error) => {
                 tracing::error!(pool = self.0.name, %error, "superblock was not written");
                 Update::Over
@@ -163,11 +167,13 @@ impl Shared {
 
     async fn update_marks(&self, turn: SuperblockLock<'_>) -> Result<(), IoError> {
         let next = self.next_update(|_| {});
-        if let Err(error) = turn.write(&next, None).await {
-            self.state.lock().fail(IoError::WriteFault);
-            return Err(error);
+        match turn.write(&next, None).await {
+            Ok(written) => self.state.lock().updated(written),
+            Err(error) => {
+                self.state.lock().fail(IoError::WriteFault);
+                return Err(error);
+            }
         }
-        self.state.lock().updated(next);
         Ok(())
     }
 }

@@ -340,7 +340,8 @@ impl VolumeIo {
                 let io = self.clone();
                 IoFuture::later(async move {
                     let _guard = guard;
-                    io.verified(&entry, block, later.await?)
+                    let read = io.shared.storage.recheck(entry, later.await).await?;
+                    io.verified(&entry, block, read)
                 })
             }
         }
@@ -410,7 +411,7 @@ impl VolumeIo {
         }
         // The command holds memory already.
         let memory = buf::acquire_more(usize::from(unit.stored) * BLOCK_BYTES).await;
-        let stored = self.shared.storage.read(first.block(), memory).await?;
+        let stored = self.shared.storage.read_entry(first, memory).await?;
         self.check_block(&first, block, &stored)?;
         let (blocks, cipher) = (unit.blocks.into(), self.cipher().map(|cipher| &**cipher));
         let copied = decompressed_with(&stored, blocks, cipher, |data| {
@@ -643,6 +644,9 @@ impl VolumeIo {
                 let mut unit = [MapEntry::HOLE; UNIT_BLOCKS];
                 unit[..run].copy_from_slice(&entries[start..at]);
                 IoFuture::later(async move { io.read_unit(&unit[..run], block, part).await })
+            } else if self.shared.storage.pairs.is_some() {
+                let (io, entries) = (self.clone(), entries[start..at].to_vec());
+                IoFuture::later(async move { io.read_copies(&entries, part).await })
             } else {
                 self.shared.storage.read(first.location, part)
             })
@@ -657,6 +661,25 @@ impl VolumeIo {
             }
         }
         Ok(done)
+    }
+
+    /// Reads consecutive blocks of a pool with redundancy, each from a leg that has it.
+    async fn read_copies(&self, entries: &[MapEntry], part: BufMut) -> Result<BufMut, IoError> {
+        let (storage, len) = (&self.shared.storage, part.len());
+        let is_right = |read: &BufMut| {
+            entries.iter().zip(read.chunks(BLOCK_BYTES)).all(|(entry, bytes)| entry.matches(bytes))
+        };
+        let read = storage.read(entries[0].location, part).await;
+        if let Ok(read) = read
+            && is_right(&read)
+        {
+            return Ok(read);
+        }
+        let mut whole = buf::acquire_more(len).await;
+        for (entry, bytes) in entries.iter().zip(whole.chunks_mut(BLOCK_BYTES)) {
+            bytes.copy_from_slice(&storage.read_entry_block(*entry).await?);
+        }
+        Ok(whole)
     }
 
     /// Number of leading entries that are all holes, blocks of one compressed unit, or consecutive

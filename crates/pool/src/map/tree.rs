@@ -75,7 +75,7 @@ pub(crate) async fn read_page(
         return Err(PageError::Damaged);
     }
     let location = entry.location;
-    let block = storage.read_one(location).await;
+    let block = storage.read_entry_block(entry).await;
     let block = block.map_err(|error| PageError::Unread(FailedRead { location, error }))?;
     let damaged = |reason: &dyn std::fmt::Display| {
         let device = &storage.device_of(entry.location).name;

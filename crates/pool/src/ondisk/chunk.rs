@@ -19,6 +19,12 @@ pub const RECORD_SPACE_BYTES: usize = CRC_AT - RECORDS_AT;
 /// Bytes of the checksum of a payload block.
 pub const CHECKSUM_BYTES: usize = 4;
 
+/// True for a whole header of this block.
+pub(crate) fn is_header_of(bytes: &[u8], block: u64) -> bool {
+    let header: Result<&Block, _> = bytes.try_into();
+    header.is_ok_and(|header| open(header, MAGIC).is_ok_and(|fields| fields.u64(40) == block))
+}
+
 /// Length of an encoded [`ChunkRecord::Moved`], in bytes.
 pub const MOVED_RECORD_BYTES: usize = 32;
 

@@ -9,6 +9,7 @@ pub mod chunk;
 mod copied_unit;
 pub mod entry;
 pub mod layout;
+pub mod legs;
 pub mod page;
 pub mod superblock;
 pub mod unit;
@@ -22,6 +23,9 @@ pub const VERSION: u16 = 2;
 /// Version of the superblock once the pool has had an encrypted volume. Its other structures keep
 /// [`VERSION`].
 pub const ENCRYPTION_VERSION: u16 = 3;
+
+/// Version of the superblock of a pool with redundancy.
+pub const REDUNDANCY_VERSION: u16 = 4;
 
 /// A block as it is on disk.
 pub type Block = [u8; BLOCK_BYTES];
@@ -39,7 +43,7 @@ pub enum FormatError {
     /// Written by a later version.
     #[error(
         "it has format version {0}; this release supports versions up to \
-         {ENCRYPTION_VERSION}"
+         {REDUNDANCY_VERSION}"
     )]
     Version(u16),
     /// Torn or changed.

@@ -12,17 +12,22 @@ use std::collections::BTreeSet;
 
 use super::entry::{ENTRY_BYTES, MapEntry, U48_MAX};
 use super::layout::{PoolLayout, segments_of};
+use super::legs::{self, LEGS, LegRecord, Pair};
 use super::{
-    Block, ENCRYPTION_VERSION, Fields, FormatError, VERSION, begin, open_versions, put, seal,
+    Block, ENCRYPTION_VERSION, Fields, FormatError, REDUNDANCY_VERSION, VERSION, begin,
+    open_versions, put, seal,
 };
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX, LOG_SLOTS, POOL_NAME_MAX, TAIL_VOLUMES_MAX};
 
 const MAGIC: &[u8; 8] = b"FSPOOLS\n";
+const VERSIONS: [u16; 3] = [VERSION, ENCRYPTION_VERSION, REDUNDANCY_VERSION];
 const DEVICES_AT: usize = 512;
 const DEVICE_BYTES: usize = 32;
 const LOG_DEVICE_AT: usize = 192;
 const TAIL_AT: usize = 1024;
+/// Mark of encryption in the version for redundancy.
+const ENCRYPTION_AT: usize = 496;
 
 /// Device index of the log device.
 pub const LOG_INDEX: u16 = u16::MAX;
@@ -147,10 +152,12 @@ pub struct Superblock {
     pub pool: PoolId,
     /// Name of the pool.
     pub name: String,
-    /// Position of this device in the table; [`LOG_INDEX`] on the log device.
+    /// Position of this device or leg in the table; [`LOG_INDEX`] on the log device.
     pub device: u16,
-    /// All devices.
+    /// All devices. With redundancy, the identifier and size of a device are those of its legs.
     pub devices: Vec<DeviceRecord>,
+    /// Legs of each device; empty without redundancy.
+    pub pairs: Vec<Pair>,
     /// Blocks per segment.
     pub segment_blocks: u32,
     /// Number of the log: random, new at each opening.
@@ -227,15 +234,22 @@ impl Superblock {
     /// With more than 16 devices, a name longer than 63 bytes, or a tail without a log device:
     /// readers refuse these.
     pub fn encode(&self, copy: usize) -> Block {
-        assert!(self.devices.len() <= DEVICES_MAX && self.name.len() <= POOL_NAME_MAX);
+        assert!(self.table().len() <= DEVICES_MAX && self.name.len() <= POOL_NAME_MAX);
         assert!(self.log_device.is_some() || self.tail.is_empty(), "a tail without a log device");
         let mut block = [0; BLOCK_BYTES];
         begin(&mut block, MAGIC);
-        if self.encryption {
+        if self.has_redundancy() {
+            put(&mut block, 8, &REDUNDANCY_VERSION.to_le_bytes());
+            put(&mut block, ENCRYPTION_AT, &u16::from(self.encryption).to_le_bytes());
+            for (index, leg) in self.pairs.iter().flatten().enumerate() {
+                legs::encode(&mut block, index, leg);
+            }
+        } else if self.encryption {
             put(&mut block, 8, &ENCRYPTION_VERSION.to_le_bytes());
         }
         put(&mut block, 10, &self.device.to_le_bytes());
-        put(&mut block, 12, &(self.devices.len() as u16).to_le_bytes());
+        let table = self.table();
+        put(&mut block, 12, &(table.len() as u16).to_le_bytes());
         put(&mut block, 14, &(copy as u16).to_le_bytes());
         put(&mut block, 16, &self.update.to_le_bytes());
         put(&mut block, 24, &self.pool.0);
@@ -247,7 +261,7 @@ impl Superblock {
         put(&mut block, 128, &self.start.block.to_le_bytes());
         put(&mut block, 136, &self.start.following.to_le_bytes());
         self.root.encode(&mut block[144..144 + ENTRY_BYTES]);
-        for (index, device) in self.devices.iter().enumerate() {
+        for (index, device) in table.iter().enumerate() {
             let at = DEVICES_AT + index * DEVICE_BYTES;
             put_device(&mut block, at, device);
         }
@@ -275,7 +289,8 @@ impl Superblock {
     /// # Errors
     /// [`FormatError`] for another structure, or impossible values.
     pub fn decode(block: &Block, copy: usize) -> Result<Superblock, FormatError> {
-        let fields = open_versions(block, MAGIC, &[VERSION, ENCRYPTION_VERSION])?;
+        let fields = open_versions(block, MAGIC, &VERSIONS)?;
+        let has_redundancy = fields.u16(8) == REDUNDANCY_VERSION;
         if usize::from(fields.u16(14)) != copy {
             return Err(FormatError::Foreign);
         }
@@ -299,9 +314,21 @@ impl Superblock {
         if !distinct {
             return Err(FormatError::Field("devices"));
         }
+        let (devices, pairs) = match has_redundancy {
+            true => legs::pairs(fields, &devices)?,
+            false => (devices, Vec::new()),
+        };
+        let encryption = match (has_redundancy, fields.u16(ENCRYPTION_AT)) {
+            (false, _) => fields.u16(8) == ENCRYPTION_VERSION,
+            (true, mark @ (0 | 1)) => mark == 1,
+            (true, _) => return Err(FormatError::Field("encryption")),
+        };
         let segment_blocks = fields.u32(104);
         let layout = PoolLayout::new(segment_blocks, &devices)?;
         let (log_device, tail) = log_fields(fields, segment_blocks)?;
+        if has_redundancy && log_device.is_some() {
+            return Err(FormatError::Field("log device"));
+        }
         let is_twin = |log: &DeviceRecord| devices.iter().any(|device| device.id == log.id);
         if device == LOG_INDEX && log_device.is_none() || log_device.as_ref().is_some_and(is_twin) {
             return Err(FormatError::Field("log device"));
@@ -339,6 +366,7 @@ impl Superblock {
             name: name.map_err(|_| FormatError::Field("name"))?.to_owned(),
             device,
             devices,
+            pairs,
             segment_blocks,
             log: fields.u64(112),
             start,
@@ -346,7 +374,7 @@ impl Superblock {
             log_device,
             tail,
             reached,
-            encryption: fields.u16(8) == ENCRYPTION_VERSION,
+            encryption,
         })
     }
 }
@@ -407,10 +435,35 @@ impl Superblock {
         }
     }
 
+    /// True if two devices hold each segment.
+    pub fn has_redundancy(&self) -> bool {
+        !self.pairs.is_empty()
+    }
+
+    /// Device table as recorded: with redundancy, all legs.
+    pub fn table(&self) -> Vec<DeviceRecord> {
+        if !self.has_redundancy() {
+            return self.devices.clone();
+        }
+        let legs = |(device, pair): (&DeviceRecord, &Pair)| {
+            let segments = device.segments;
+            pair.map(|LegRecord { id, size_bytes, .. }| DeviceRecord { id, size_bytes, segments })
+        };
+        self.devices.iter().zip(&self.pairs).flat_map(legs).collect()
+    }
+
+    /// A leg by its position in the device table.
+    pub fn leg(&self, index: usize) -> Option<&LegRecord> {
+        self.pairs.get(index / LEGS).map(|pair| &pair[index % LEGS])
+    }
+
     /// Identifier of the device that holds this superblock.
     pub fn device_id(&self) -> PoolId {
         match (self.device, &self.log_device) {
             (LOG_INDEX, Some(log)) => log.id,
+            (index, _) if self.has_redundancy() => {
+                self.leg(index.into()).expect("it is in the table").id
+            }
             _ => self.devices[usize::from(self.device)].id,
         }
     }

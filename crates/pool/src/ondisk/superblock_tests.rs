@@ -17,6 +17,7 @@ fn superblock(update: u64) -> Superblock {
         name: "fast".to_owned(),
         device: 1,
         devices: vec![device(1), device(2)],
+        pairs: Vec::new(),
         segment_blocks: 16,
         log: 77,
         start: LogStart { sequence: 5, block: 17, following: 3, slot: 2 },

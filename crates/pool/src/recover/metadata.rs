@@ -143,7 +143,7 @@ impl Checkpoint {
 }
 
 async fn read_checked(storage: &Storage, entry: MapEntry) -> Result<Block, PoolError> {
-    let block = storage.read_one(entry.location).await;
+    let block = storage.read_entry_block(entry).await;
     let block = block.map_err(|error| device_error(storage, entry.location, error))?;
     if checksum(&block) != entry.checksum {
         return Err(metadata_error(storage, entry.location, FormatError::Checksum));

@@ -3,6 +3,7 @@
 //! [`superblocks`] finds the devices of the pool, and refuses sets that are not one pool.
 //! [`metadata`] reads the checkpoint. [`replay`] applies the log after it.
 
+mod legs;
 pub(crate) mod metadata;
 pub(crate) mod replay;
 #[cfg(test)]

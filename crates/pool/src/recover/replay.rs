@@ -18,10 +18,12 @@ use crate::map::recent::Recent;
 use crate::map::tree::Tree;
 use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
 use crate::ondisk::entry::MapEntry;
+use crate::ondisk::legs::LEGS;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::unit::Payload;
 use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
+use crate::pairs::Pairs;
 use crate::read_retries::{FailedRead, ReadFailure, ReadRetries};
 use crate::storage::{NamedDevice, Storage};
 
@@ -31,6 +33,8 @@ enum Place<'a> {
     Slot(&'a LogDevice, u32),
     /// The devices of the table.
     Table(&'a Storage),
+    /// A leg of the device of a pool with redundancy.
+    Leg(&'a Storage, &'a Pairs, usize),
 }
 
 impl Place<'_> {
@@ -40,6 +44,10 @@ impl Place<'_> {
         match self {
             Place::Slot(log, slot) => log.read(*slot, log.split(block).1, memory).await,
             Place::Table(storage) => storage.read(block, memory).await,
+            Place::Leg(storage, pairs, leg) => {
+                let place = storage.layout.place(block);
+                pairs.read_leg(place.device, *leg, place.offset, memory).await
+            }
         }
     }
 
@@ -47,7 +55,9 @@ impl Place<'_> {
     fn device(&self, block: u64) -> &NamedDevice {
         match self {
             Place::Slot(log, _) => &log.named,
-            Place::Table(storage) => &storage.devices[storage.layout.place(block).device],
+            Place::Table(storage) | Place::Leg(storage, ..) => {
+                &storage.devices[storage.layout.place(block).device]
+            }
         }
     }
 }
@@ -99,6 +109,8 @@ pub(crate) struct Replay<'a> {
     /// Chunks found only on the log device, to be written out.
     pub(crate) on_log: Vec<TailWrite>,
     pub(crate) proof: LossEvidence,
+    /// Makes both legs of a device equal, for every chunk that is applied.
+    pub(crate) equalizes: bool,
 }
 
 impl<'a> Replay<'a> {
@@ -124,6 +136,7 @@ impl<'a> Replay<'a> {
             segments: vec![storage.layout.segment_of(superblock.start.block)],
             on_log: Vec::new(),
             proof: LossEvidence::Any,
+            equalizes: false,
         }
     }
 
@@ -180,7 +193,43 @@ impl<'a> Replay<'a> {
                 return Ok(Some(header));
             }
         }
-        self.chunk_at(block, &Place::Table(self.storage)).await
+        match &self.storage.pairs {
+            Some(pairs) => self.chunk_of_legs(block, pairs).await,
+            None => self.chunk_at(block, &Place::Table(self.storage)).await,
+        }
+    }
+
+    /// Next chunk from a leg in sync that has it. A crash may have torn it on the other leg.
+    async fn chunk_of_legs(
+        &self,
+        block: u64,
+        pairs: &Pairs,
+    ) -> Result<Option<ChunkHeader>, PoolError> {
+        let place = self.storage.layout.place(block);
+        let (mut failed, mut is_read) = (None, false);
+        for leg in pairs.in_sync(place.device) {
+            match self.chunk_at(block, &Place::Leg(self.storage, pairs, leg)).await {
+                Ok(Some(header)) => {
+                    if self.equalizes {
+                        let len = header.blocks() as usize * BLOCK_BYTES;
+                        let equal = pairs.equalize(place.device, leg, place.offset, len).await;
+                        let device = || self.storage.device_of(block).name.clone();
+                        equal.map_err(|error| PoolError::Device { device: device(), error })?;
+                    }
+                    return Ok(Some(header));
+                }
+                Ok(None) => is_read = true,
+                // The last leg in sync does not fail.
+                Err(error) => {
+                    let _last = pairs.fail_leg(LEGS * place.device + leg, IoError::Unreachable);
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) if !is_read => Err(error),
+            _ => Ok(None),
+        }
     }
 
     async fn chunk_at(
@@ -216,7 +265,7 @@ impl<'a> Replay<'a> {
         };
         let retries = match place {
             Place::Slot(..) => &self.log_retries,
-            Place::Table(_) => &self.retries,
+            Place::Table(_) | Place::Leg(..) => &self.retries,
         };
         match retries.read_of(|location| place.device(location), || false, attempt).await {
             Ok(read) => Ok(Some(read)),

@@ -1,12 +1,19 @@
 //! Superblocks: checks that the given devices are one complete and current pool. Pure, except for
 //! the reading.
 
-use flagstone_blockdev::IoError;
+use std::sync::Arc;
 
+use flagstone_blockdev::IoError;
+use flagstone_runtime::time;
+
+use super::legs::{LegRole, lost, role};
 use crate::error::PoolError;
+use crate::limits::LEG_TIME_LIMIT;
 use crate::ondisk::FormatError;
 use crate::ondisk::layout::PoolLayout;
+use crate::ondisk::legs::LEGS;
 use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, choose, copy_offset};
+use crate::pairs::Pairs;
 use crate::storage::{Devices, NamedDevice, Storage, read_block};
 
 /// The superblock of one device.
@@ -45,6 +52,34 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
     Ok(FoundSuperblock { superblock, damaged, older })
 }
 
+/// Reads the superblocks of devices. With redundancy, another device may have the data of one that
+/// cannot be used.
+///
+/// # Errors
+/// As [`read_superblock`], unless a device of a pool with redundancy was found.
+pub(crate) async fn read_superblocks(
+    devices: &[NamedDevice],
+) -> Result<Vec<(NamedDevice, FoundSuperblock)>, PoolError> {
+    let (mut found, mut unusable) = (Vec::with_capacity(devices.len()), None);
+    for named in devices {
+        let read = time::timeout(LEG_TIME_LIMIT, read_superblock(named)).await;
+        let hung = || PoolError::Device { device: named.name.clone(), error: IoError::Unreachable };
+        match read.unwrap_or_else(|_| Err(hung())) {
+            Ok(own) => found.push((named.clone(), own)),
+            Err(error) => unusable = unusable.or(Some(error)),
+        }
+    }
+    let has_redundancy = found.iter().any(|(_, found)| found.superblock.has_redundancy());
+    match unusable {
+        Some(error) if has_redundancy => {
+            tracing::error!(%error, "a device of a pool with redundancy cannot be used");
+            Ok(found)
+        }
+        Some(error) => Err(error),
+        None => Ok(found),
+    }
+}
+
 /// Copies of a device's superblock, and the error of an unreadable one.
 pub(crate) async fn read_copies(
     named: &NamedDevice,
@@ -76,17 +111,18 @@ pub(crate) async fn repair(
     found: &[FoundSuperblock],
 ) -> Result<(), PoolError> {
     let failure = |index: u16| {
-        let named = storage.members().find(|(member, _)| *member == index);
+        let named = storage.members().into_iter().find(|(member, _)| *member == index);
         let device = named.map(|(_, named)| named.name.clone()).unwrap_or_default();
         move |error| PoolError::Device { device, error }
     };
     // A new log device has no superblock before the next update.
-    let own = |(index, _): (u16, &NamedDevice)| {
+    let own = |(index, _): (u16, NamedDevice)| {
         let id = Superblock { device: index, ..newest.clone() }.device_id();
         let found = found.iter().find(|found| found.superblock.device_id() == id);
         Some((index, found?))
     };
-    let members: Vec<(u16, &FoundSuperblock)> = storage.members().filter_map(own).collect();
+    let members: Vec<(u16, &FoundSuperblock)> =
+        storage.members().into_iter().filter_map(own).collect();
     let is_outdated = |own: &FoundSuperblock| own.superblock.update < newest.update;
     let mut failed = vec![0; members.len()];
     let any_outdated = members.iter().any(|(_, own)| is_outdated(own));
@@ -164,6 +200,10 @@ pub(crate) fn assemble(
             return Err(PoolError::Duplicate { first, second });
         }
     }
+    if newest.has_redundancy() {
+        let storage = assemble_pairs(&first, &newest, &found, is_second_phase(newest.update))?;
+        return Ok((storage, newest, false));
+    }
     let mut is_log_current = true;
     for (named, superblock) in &found {
         let device = || named.name.clone();
@@ -206,7 +246,56 @@ pub(crate) fn assemble(
     }
     let layout = PoolLayout::new(newest.segment_blocks, &newest.devices)
         .map_err(|reason| PoolError::Superblock { device: first, reason })?;
-    Ok((Storage { devices, layout, log: None }, newest, is_log_current))
+    Ok((Storage { devices, layout, log: None, pairs: None }, newest, is_log_current))
+}
+
+/// Storage of a pool with redundancy, of which one leg of each device may be absent.
+fn assemble_pairs(
+    first: &str,
+    newest: &Superblock,
+    found: &[(&NamedDevice, &Superblock)],
+    is_second_phase: bool,
+) -> Result<Storage, PoolError> {
+    let pool = || newest.name.clone();
+    let mut legs: Vec<[Option<NamedDevice>; LEGS]> =
+        newest.pairs.iter().map(|_| [None, None]).collect();
+    let mut present = Vec::new();
+    for (named, superblock) in found {
+        let device = named.name.clone();
+        let update = superblock.update;
+        if update == newest.update && common(superblock) != common(newest) {
+            let (first, second) = (first.to_owned(), device);
+            return Err(PoolError::UsedApart { pool: pool(), first, second });
+        }
+        match role(newest, superblock, is_second_phase) {
+            LegRole::Leg(position) => {
+                let is_bytes = named.device.geometry().size_bytes;
+                let was_bytes = newest.leg(position).map_or(0, |leg| leg.size_bytes);
+                if is_bytes < was_bytes {
+                    return Err(PoolError::Cut { device, is_bytes, was_bytes });
+                }
+                legs[position / LEGS][position % LEGS] = Some((*named).clone());
+                present.push(position);
+            }
+            LegRole::Replaced => tracing::warn!(device, "device was replaced in pool {}", pool()),
+            LegRole::Apart => {
+                let (first, second) = (first.to_owned(), device);
+                return Err(PoolError::UsedApart { pool: pool(), first, second });
+            }
+            LegRole::Outdated => {
+                let (found, newest) = (update, newest.update);
+                return Err(PoolError::Outdated { device, found, newest });
+            }
+        }
+    }
+    if let Some(error) = lost(newest, &present) {
+        return Err(error);
+    }
+    let layout = PoolLayout::new(newest.segment_blocks, &newest.devices)
+        .map_err(|reason| PoolError::Superblock { device: first.to_owned(), reason })?;
+    let pairs = Arc::new(Pairs::new(newest, legs));
+    let devices = Devices::from(pairs.devices());
+    Ok(Storage { devices, layout, log: None, pairs: Some(pairs) })
 }
 
 /// Error of a failed call on a block, with the name of the block's device.

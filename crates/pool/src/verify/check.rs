@@ -32,7 +32,7 @@ use crate::ondisk::unit::{BLOCK_WEIGHT_U64, UnitPlace};
 use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
 use crate::recover::replay::{LossEvidence, Replay};
-use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
+use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblocks};
 use crate::storage::{NamedDevice, Storage};
 
 /// Most damages that a report lists; the rest is counted.
@@ -123,11 +123,7 @@ impl Pool {
         devices: Vec<NamedDevice>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<CheckReport, PoolError> {
-        let mut found = Vec::with_capacity(devices.len());
-        for named in devices {
-            let superblock = read_superblock(&named).await?;
-            found.push((named, superblock));
-        }
+        let found = read_superblocks(&devices).await?;
         let (mut storage, superblock, is_log_current) = assemble(&found)?;
         let is_log = |own: &Superblock| own.device == LOG_INDEX && !superblock.is_former(own);
         let log = found.iter().find(|(_, found)| is_log(&found.superblock));

@@ -100,7 +100,7 @@ async fn read_block(
     storage: &Storage,
     entry: MapEntry,
 ) -> Result<Result<Block, &'static str>, IoError> {
-    match storage.read_one(entry.location).await {
+    match storage.read_entry_block(entry).await {
         Ok(block) if checksum(&block) == entry.checksum => Ok(Ok(block)),
         Ok(_) => Ok(Err(CHANGED)),
         Err(IoError::ReadFault) => Ok(Err(UNREADABLE)),
@@ -120,7 +120,7 @@ async fn verify_stored(
         return Ok(Err("its compressed unit crosses a segment"));
     }
     let memory = buf::acquire_more(entry.stored_blocks() * BLOCK_BYTES).await;
-    let stored = match storage.read(entry.block(), memory).await {
+    let stored = match storage.read_entry(entry, memory).await {
         Ok(stored) => stored,
         Err(IoError::ReadFault) => return Ok(Err(UNREADABLE)),
         Err(error) => return Err(error),

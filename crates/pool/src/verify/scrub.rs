@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::buf;
+use flagstone_runtime::{BufMut, buf};
 
 use super::{
     CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page,
@@ -23,7 +23,7 @@ use crate::map::tree::Tree;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
-use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
+use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, copy_offset};
 use crate::ondisk::volume_table::VolumePresence;
 use crate::storage;
 
@@ -47,6 +47,8 @@ pub struct ScrubPlace {
 pub struct ScrubStep {
     /// Bytes that were read.
     pub verified_bytes: u64,
+    /// Blocks that one copy had wrong, and that were rewritten from the other.
+    pub repaired_blocks: u64,
     /// Damages found.
     pub damage: Vec<Damage>,
     /// Place of the next step; `None` at the end.
@@ -167,6 +169,7 @@ impl Shared {
             }
             let place = PagePlace { volume: map.tree.volume, level, index };
             step.verified_bytes += BLOCK_BYTES as u64;
+            step.repaired_blocks += self.verify_copies(&[entry]).await?;
             let page = match read_page(&self.storage, entry, place).await? {
                 Ok(page) => page,
                 Err(cause) => {
@@ -249,6 +252,9 @@ impl Shared {
         step: &mut ScrubStep,
     ) -> Result<(), IoError> {
         let entries = &page.entries[run.clone()];
+        let first_of_unit = entries[0].unit().map(|_| 1);
+        let verified = &entries[..first_of_unit.unwrap_or(entries.len())];
+        step.repaired_blocks += self.verify_copies(verified).await?;
         let blocks = base + run.start as u64..base + run.end as u64;
         if entries[0].unit().is_some() {
             step.verified_bytes += bytes(entries[0].stored_blocks() as u64);
@@ -290,19 +296,61 @@ impl Shared {
         Ok(())
     }
 
+    /// With redundancy: compares each copy of consecutive blocks, or of one unit, and rewrites those
+    /// that are wrong if the other is right. Returns their number.
+    async fn verify_copies(&self, entries: &[MapEntry]) -> Result<u64, IoError> {
+        let (storage, first) = (&self.storage, entries[0]);
+        let Some(pairs) = storage.pairs.as_ref().filter(|_| storage.layout.holds(&first)) else {
+            return Ok(0);
+        };
+        let place = storage.layout.place(first.block());
+        let blocks: usize = entries.iter().map(MapEntry::stored_blocks).sum();
+        let copies = pairs.read_each(place.device, place.offset, blocks * BLOCK_BYTES).await?;
+        let (mut at, mut repaired) = (0, 0);
+        for entry in entries {
+            let range = at..at + entry.stored_blocks() * BLOCK_BYTES;
+            at = range.end;
+            let is_right = |copy: &Option<BufMut>| {
+                copy.as_ref().is_some_and(|bytes| entry.matches(&bytes[range.clone()]))
+            };
+            if copies.iter().all(|(_, copy)| is_right(copy)) {
+                continue;
+            }
+            let (entry, len) = (*entry, range.len());
+            let right = move |bytes: &[u8]| entry.matches(bytes);
+            if storage.repair(entry.block(), len, right).await.is_some() {
+                repaired += entry.stored_blocks() as u64;
+            }
+        }
+        Ok(repaired)
+    }
+
+    /// The superblock as it is on the devices, and whether no update is in progress.
+    fn recorded_superblock(&self) -> (Superblock, bool) {
+        match &self.storage.pairs {
+            Some(pairs) => {
+                let settled = pairs.settled();
+                let is_settled = settled.is_some();
+                (settled.unwrap_or_else(|| pairs.last()), is_settled)
+            }
+            None => {
+                let state = self.state.lock();
+                (state.superblock.clone(), state.update == Update::Idle)
+            }
+        }
+    }
+
     /// Verifies the copies of the superblock.
     async fn scrub_superblocks(&self) -> Result<ScrubStep, IoError> {
         'attempts: for _ in 0..SUPERBLOCK_ATTEMPTS {
             let removed = self.storage.devices.removed();
             // A removed device is closed, and has an old superblock.
             let has_removed = || self.storage.devices.removed() > removed;
-            let (superblock, was_idle) = {
-                let state = self.state.lock();
-                (state.superblock.clone(), state.update == Update::Idle)
-            };
+            let (superblock, was_idle) = self.recorded_superblock();
             let mut step = ScrubStep::default();
-            for (device, named) in self.storage.devices.present() {
-                let expected = Superblock { device: device as u16, ..superblock.clone() };
+            let members = self.storage.members();
+            for (device, named) in members.iter().filter(|(device, _)| *device != LOG_INDEX) {
+                let expected = Superblock { device: *device, ..superblock.clone() };
                 for copy in 0..COPIES {
                     step.verified_bytes += BLOCK_BYTES as u64;
                     let read = storage::read_block(&named.device, copy_offset(copy)).await;
@@ -323,8 +371,8 @@ impl Shared {
             }
             // Ignore differences if an update was writing the copies meanwhile.
             let was_quiet = was_idle && !has_removed() && {
-                let state = self.state.lock();
-                state.update == Update::Idle && state.superblock.update == superblock.update
+                let (now, is_idle) = self.recorded_superblock();
+                is_idle && now.update == superblock.update
             };
             if step.damage.is_empty() || was_quiet {
                 return Ok(step);

@@ -16,6 +16,7 @@ mod legs;
 mod log_changes;
 mod log_device;
 mod orders;
+mod redundancy;
 mod reserved;
 mod reserved_history;
 mod snapshots;

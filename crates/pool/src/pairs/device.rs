@@ -1,0 +1,149 @@
+//! Pair device: the two legs of a device as one, for everything except superblocks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use flagstone_blockdev::{
+    BlockDevice, Geometry, IoError, IoFuture, NullDevice, ReopenableDevice, ZeroFlags,
+};
+use flagstone_runtime::{Buf, BufMut, buf, spawn};
+
+use super::{LegStatus, Pairs, both};
+use crate::ondisk::legs::{LEGS, LegRecord};
+use crate::storage::NamedDevice;
+
+/// Bytes after which reads use the other leg.
+const READ_STRIPE: u64 = 1 << 20;
+
+/// Device of a pool with redundancy.
+#[derive(Debug)]
+pub(crate) struct PairDevice {
+    pub(super) pairs: Arc<Pairs>,
+    pub(super) index: usize,
+}
+
+/// Stands for a leg that is not attached: every call fails.
+pub(super) fn absent(record: &LegRecord, geometry: Geometry) -> NamedDevice {
+    let size_bytes = geometry.size_bytes;
+    let device = NullDevice::new(size_bytes, geometry.block_bytes).expect("a possible device");
+    let device = ReopenableDevice::new(Arc::new(device));
+    device.close();
+    NamedDevice { name: format!("(missing: {})", record.id), device }
+}
+
+impl Pairs {
+    /// Reads from a leg in sync; from the other one if it fails.
+    async fn read(&self, index: usize, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
+        let (len, pair) = (buf.len(), &self.pairs[index]);
+        let mut legs = self.in_sync(index);
+        if self.are_equal.load(Ordering::Relaxed) && offset / READ_STRIPE % 2 == 1 {
+            legs.reverse();
+        }
+        let (mut buf, mut first) = (Some(buf), None);
+        for leg in legs {
+            let memory = match buf.take() {
+                Some(buf) => buf,
+                None => buf::alloc(len).await,
+            };
+            match self.read_leg(index, leg, offset, memory).await {
+                Ok(read) => {
+                    if first.is_some() {
+                        self.failed_reads.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Ok(read);
+                }
+                Err(error) => {
+                    let device = &pair.legs[leg].named.read().name;
+                    tracing::warn!(device, offset, len, %error, "read failed");
+                    if error == IoError::Unreachable && pair.status()[leg] == LegStatus::InSync {
+                        // Later reads would wait as long. The next change waits until the failure
+                        // is recorded.
+                        let _last = pair.fail(leg, error);
+                    }
+                    first = first.or(Some(error));
+                }
+            }
+        }
+        Err(first.unwrap_or(IoError::Unreachable))
+    }
+
+    async fn write(
+        self: &Arc<Self>,
+        index: usize,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        let pair = &self.pairs[index];
+        let range = offset..offset + data.len() as u64;
+        let (in_progress, written) = pair.begin_write(range).await;
+        let call = |leg: usize| {
+            let (own, data) = (&pair.legs[leg], data.clone());
+            written[leg].then(|| own.limited(own.device().write(offset, data, fua)))
+        };
+        let results = both(call(0), call(1)).await;
+        drop(in_progress);
+        pair.judge(results)?;
+        self.record_failures(index).await
+    }
+
+    async fn flush(self: &Arc<Self>, index: usize) -> Result<(), IoError> {
+        let pair = &self.pairs[index];
+        let written = pair.status().map(LegStatus::is_written);
+        let call = |leg: usize| {
+            let own = &pair.legs[leg];
+            written[leg].then(|| own.limited(own.device().flush()))
+        };
+        pair.judge(both(call(0), call(1)).await)?;
+        self.record_failures(index).await
+    }
+
+    /// Waits until a failed leg of this device is recorded as missing.
+    async fn record_failures(self: &Arc<Self>, index: usize) -> Result<(), IoError> {
+        let status = self.pairs[index].status();
+        match (0..LEGS).any(|leg| status[leg] == LegStatus::Failed) {
+            true => {
+                // The caller may be dropped, but not the update.
+                let pairs = self.clone();
+                let settled = spawn(async move { pairs.settle().await.map(drop) });
+                settled.await.unwrap_or(Err(IoError::Unreachable))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+impl BlockDevice for PairDevice {
+    fn geometry(&self) -> Geometry {
+        self.pairs.pairs[self.index].geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let (pairs, index) = (self.pairs.clone(), self.index);
+        let check = self.geometry().check_transfer(offset, buf.len());
+        IoFuture::checked(check, || {
+            IoFuture::later(async move { pairs.read(index, offset, buf).await })
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let (pairs, index) = (self.pairs.clone(), self.index);
+        let check = self.geometry().check_transfer(offset, data.len());
+        IoFuture::checked(check, || {
+            IoFuture::later(async move { pairs.write(index, offset, data, fua).await })
+        })
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        let (pairs, index) = (self.pairs.clone(), self.index);
+        IoFuture::later(async move { pairs.flush(index).await })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        IoFuture::ready(self.geometry().check(offset, len))
+    }
+
+    fn write_zeroes(&self, _offset: u64, _len: u64, _flags: ZeroFlags) -> IoFuture<()> {
+        IoFuture::ready(Err(IoError::Unsupported))
+    }
+}

@@ -1,0 +1,203 @@
+//! Rebuild: copies the used segments of a device to a leg that is behind, and makes it in sync.
+//!
+//! Invariants:
+//! - writes go to the leg from before the first copy on, so a segment that is free when the rebuild
+//!   reaches it needs no copy;
+//! - the recorded progress is flushed, so a rebuild continues there after a crash.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::{buf, spawn, time};
+
+use super::updates::LegChange;
+use super::{LegStatus, Pairs};
+use crate::limits::{BLOCK_BYTES, READ_PAUSE, REBUILD_BYTES, REBUILD_RECORD_SEGMENTS};
+use crate::manage::shared::Shared;
+use crate::ondisk::legs::LEGS;
+
+/// A leg that is behind.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    index: usize,
+    leg: usize,
+    copied: u32,
+}
+
+impl Pairs {
+    /// First leg that is behind.
+    fn behind(&self) -> Option<Behind> {
+        (0..self.pairs.len()).find_map(|index| {
+            let status = self.pairs[index].status();
+            (0..LEGS).find_map(|leg| match status[leg] {
+                LegStatus::Behind { copied } => Some(Behind { index, leg, copied }),
+                LegStatus::InSync | LegStatus::Failed | LegStatus::Missing => None,
+            })
+        })
+    }
+
+    /// Copies a range to a leg. Blocks that the other leg cannot read are left out: their
+    /// content is lost, and reads of them fail.
+    ///
+    /// # Errors
+    /// Of either leg.
+    async fn copy(&self, behind: Behind, range: Range<u64>) -> Result<(), IoError> {
+        let Behind { index, leg, .. } = behind;
+        let pair = &self.pairs[index];
+        let _excluded = pair.exclude(range.clone()).await;
+        let Some(&source) = self.in_sync(index).first() else { return Err(IoError::Unreachable) };
+        let len = (range.end - range.start) as usize;
+        match self.read_leg(index, source, range.start, buf::acquire_more(len).await).await {
+            Ok(read) => self.write_behind(behind, range.start, read.freeze()).await,
+            Err(IoError::ReadFault) => {
+                let device = pair.legs[source].named.read().name.clone();
+                for offset in range.step_by(BLOCK_BYTES) {
+                    let memory = buf::alloc_small(BLOCK_BYTES);
+                    match self.read_leg(index, source, offset, memory).await {
+                        Ok(read) => self.write_behind(behind, offset, read.freeze()).await?,
+                        Err(IoError::ReadFault) => {
+                            tracing::error!(
+                                device,
+                                offset,
+                                "block cannot be read: it is not copied"
+                            );
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => {
+                tracing::warn!(leg, %error, "rebuild waits: the source cannot be read");
+                Err(error)
+            }
+        }
+    }
+
+    async fn write_behind(
+        &self,
+        Behind { index, leg, .. }: Behind,
+        offset: u64,
+        data: flagstone_runtime::Buf,
+    ) -> Result<(), IoError> {
+        let own = &self.pairs[index].legs[leg];
+        let written = own.limited(own.device().write(offset, data, false)).await;
+        self.judge_behind(index, leg, written).await
+    }
+
+    /// Stops the use of a leg that failed a rebuild.
+    async fn judge_behind(
+        &self,
+        index: usize,
+        leg: usize,
+        result: Result<(), IoError>,
+    ) -> Result<(), IoError> {
+        if let Err(error) = result {
+            self.pairs[index].fail(leg, error)?;
+            self.settle().await?;
+        }
+        result
+    }
+
+    /// Makes the copies durable, and records the progress.
+    async fn record_progress(&self, behind: Behind, copied: u32) -> Result<(), IoError> {
+        let Behind { index, leg, .. } = behind;
+        let own = &self.pairs[index].legs[leg];
+        let flushed = own.limited(own.device().flush()).await;
+        self.judge_behind(index, leg, flushed).await?;
+        {
+            let mut state = self.pairs[index].state.lock();
+            match &mut state.legs[leg] {
+                LegStatus::Behind { copied: recorded } => *recorded = copied,
+                LegStatus::InSync | LegStatus::Failed | LegStatus::Missing => return Ok(()),
+            }
+        }
+        self.settle().await.map(drop)
+    }
+
+    /// Waits until the rebuild task has ended, and prevents further updates.
+    pub(crate) async fn stop(&self) {
+        let ended = || (!self.is_rebuilding.load(Ordering::Acquire)).then_some(());
+        self.changed.wait_for(ended).await;
+        self.end_updates().await;
+    }
+}
+
+impl Shared {
+    fn is_stopped(&self) -> bool {
+        let state = self.state.lock();
+        state.wanted.stop || state.check().is_err()
+    }
+
+    /// Rebuilds one leg, unless the pool stops.
+    ///
+    /// # Errors
+    /// Of either leg.
+    async fn rebuild(&self, pairs: &Pairs, behind: Behind) -> Result<(), IoError> {
+        let Behind { index, leg, mut copied } = behind;
+        let own = &pairs.pairs[index].legs[leg];
+        let device = own.named.read().name.clone();
+        let segments = self.storage.layout.segments_on(index);
+        tracing::info!(device, copied, of = segments.len(), "rebuild begins");
+        while copied < segments.len() as u32 {
+            own.copied.store(copied, Ordering::Relaxed);
+            let is_behind = matches!(pairs.pairs[index].status()[leg], LegStatus::Behind { .. });
+            if self.is_stopped() || !is_behind {
+                return Ok(());
+            }
+            let segment = segments.start + copied;
+            let begun = time::now();
+            let is_free = self.state.lock().segments.is_free(segment);
+            if !is_free {
+                let start = self.storage.layout.place(self.storage.layout.first_block(segment));
+                let bytes = u64::from(self.storage.layout.segment_blocks()) * BLOCK_BYTES as u64;
+                let end = start.offset + bytes;
+                for offset in (start.offset..end).step_by(REBUILD_BYTES as usize) {
+                    pairs.copy(behind, offset..end.min(offset + REBUILD_BYTES)).await?;
+                }
+            }
+            copied += 1;
+            if copied.is_multiple_of(REBUILD_RECORD_SEGMENTS) {
+                pairs.record_progress(behind, copied).await?;
+            }
+            if !is_free {
+                // Hosts get most of the devices.
+                time::sleep(begun.elapsed()).await;
+            }
+        }
+        own.copied.store(copied, Ordering::Relaxed);
+        pairs.record_progress(behind, copied).await?;
+        pairs.change(LegChange::InSync(LEGS * index + leg)).await?;
+        let is_in_sync = pairs.pairs[index].status()[leg] == LegStatus::InSync;
+        tracing::info!(device, is_in_sync, "rebuild ended");
+        Ok(())
+    }
+
+    /// Rebuilds legs until the pool stops.
+    async fn keep_rebuilding(&self, pairs: &Pairs) {
+        loop {
+            let next = || match self.is_stopped() {
+                true => Some(None),
+                false => pairs.behind().map(Some),
+            };
+            let Some(behind) = self.progress.wait_for(next).await else { return };
+            if self.rebuild(pairs, behind).await.is_err() {
+                time::sleep(READ_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Starts the rebuild task of a pool with redundancy.
+pub(crate) fn start(shared: &Arc<Shared>) {
+    let Some(pairs) = shared.storage.pairs.clone() else { return };
+    let shared = shared.clone();
+    pairs.is_rebuilding.store(true, Ordering::Release);
+    drop(spawn(async move {
+        shared.keep_rebuilding(&pairs).await;
+        pairs.is_rebuilding.store(false, Ordering::Release);
+        pairs.changed.notify();
+    }));
+}

@@ -1,0 +1,89 @@
+//! Table of the choice between legs.
+
+use super::*;
+use crate::id::PoolId;
+use crate::ondisk::entry::MapEntry;
+use crate::ondisk::legs::LegRecord;
+use crate::ondisk::superblock::{DeviceRecord, LogStart, TailVolumes};
+
+const IN_SYNC: LegState = LegState::InSync;
+const MISSING: LegState = LegState::Missing;
+const BEHIND: LegState = LegState::Behind { copied: 3 };
+
+/// Superblock of leg `device` with this update, and the identifiers, states and their updates of
+/// both legs.
+fn superblock(device: u16, update: u64, legs: [(u8, LegState, u64); LEGS]) -> Superblock {
+    let leg =
+        |(id, state, since)| LegRecord { id: PoolId([id; 16]), size_bytes: 1 << 30, state, since };
+    let pair = legs.map(leg);
+    Superblock {
+        update,
+        pool: PoolId([9; 16]),
+        name: "safe".to_owned(),
+        device,
+        devices: vec![DeviceRecord { id: pair[0].id, size_bytes: 1 << 30, segments: 40 }],
+        pairs: vec![pair],
+        segment_blocks: 16,
+        log: 1,
+        start: LogStart { sequence: 1, block: 0, following: 0, slot: 0 },
+        root: MapEntry::HOLE,
+        log_device: None,
+        tail: TailVolumes::default(),
+        reached: 0,
+        encryption: false,
+    }
+}
+
+#[test]
+fn superblocks_decide_which_legs_are_used() {
+    let both = [(1, IN_SYNC, 1), (2, IN_SYNC, 1)];
+    let without_2 = |since| [(1, IN_SYNC, 1), (2, MISSING, since)];
+    let without_1 = |since| [(1, MISSING, since), (2, IN_SYNC, 1)];
+    let newest = |update, legs| superblock(0, update, legs);
+    let other = |update, legs| superblock(1, update, legs);
+    for (newest, own, second_phase, expected) in [
+        // Both in sync.
+        (newest(9, both), other(9, both), true, LegRole::Leg(1)),
+        (newest(9, both), other(8, both), false, LegRole::Leg(1)),
+        (newest(9, both), other(8, both), true, LegRole::Outdated),
+        (newest(9, both), other(7, both), false, LegRole::Outdated),
+        // It was absent, or failed during update 5.
+        (newest(9, without_2(6)), other(5, both), true, LegRole::Leg(1)),
+        (newest(9, without_2(6)), other(3, both), true, LegRole::Leg(1)),
+        // It was used after it was called missing.
+        (newest(9, without_2(6)), other(6, both), true, LegRole::Apart),
+        (newest(9, without_2(6)), other(8, without_1(6)), true, LegRole::Apart),
+        // It was used alone from an earlier update on, which the other leg had completed.
+        (newest(9, without_2(6)), other(5, without_1(5)), true, LegRole::Apart),
+        // A rebuild in progress.
+        (newest(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]), other(5, both), true, LegRole::Leg(1)),
+        (
+            newest(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
+            other(8, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
+            true,
+            LegRole::Leg(1),
+        ),
+        // The end of a rebuild was interrupted.
+        (
+            newest(9, [(1, IN_SYNC, 1), (2, IN_SYNC, 9)]),
+            other(8, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
+            false,
+            LegRole::Leg(1),
+        ),
+        // A former leg, and one that continued without the leg that replaced it elsewhere.
+        (newest(9, [(1, IN_SYNC, 1), (3, BEHIND, 6)]), other(5, both), true, LegRole::Replaced),
+        (newest(9, both), other(8, [(1, IN_SYNC, 1), (3, IN_SYNC, 5)]), true, LegRole::Apart),
+    ] {
+        let found = role(&newest, &own, second_phase);
+        assert_eq!(found, expected, "{newest:?} {own:?}");
+    }
+}
+
+#[test]
+fn device_without_a_leg_in_sync_is_lost() {
+    let newest = superblock(0, 9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]);
+    assert_eq!(lost(&newest, &[0, 1]), None);
+    assert_eq!(lost(&newest, &[0]), None);
+    assert!(matches!(lost(&newest, &[1]), Some(PoolError::NoCopy { .. })));
+    assert!(lost(&newest, &[]).is_some());
+}
