@@ -176,11 +176,11 @@ fn later_version_is_refused() {
     block_on(async {
         let mut images = pool_images(1, true).await;
         for copy in [COPIES[0], COPIES[2]] {
-            images[0].edit(copy, |page| page[8] = 4);
+            images[0].edit(copy, |page| page[8] = 5);
         }
         let refused = message(open(images).await);
         assert!(
-            refused.contains("/dev/disk0") && refused.contains("format version 4"),
+            refused.contains("/dev/disk0") && refused.contains("format version 5"),
             "{refused}"
         );
     })
