@@ -11,7 +11,10 @@ use flagstone_blockdev::{
 use flagstone_pool::{
     CreateOptions, LegState, NamedDevice, Pool, PoolError, PoolVolume, Redundancy, VolumeOptions,
 };
+use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, BufMut, block_on, buf, time};
+
+use crate::common::{Image, disks, durable};
 
 const BLOCK: u64 = 4096;
 
@@ -344,6 +347,82 @@ fn impossible_redundancy_is_refused() {
         assert!(grown.to_string().contains("two copies"), "{grown}");
         let removed = pool.evacuate("/a").await.err().unwrap();
         assert!(removed.to_string().contains("two copies"), "{removed}");
+    })
+    .unwrap();
+}
+
+const CRASH_BYTES: u64 = (1 << 20) + 64 * 16 * BLOCK;
+
+/// Opens a pool on some crashed disks, and checks its blocks; returns the content, and the disks
+/// after a planned stop.
+async fn check_crash(
+    images: Vec<Image>,
+    acked: &[u8],
+    begun: &[u8],
+    context: &str,
+) -> (Vec<u8>, Vec<Image>) {
+    let (devices, trace) = disks(images, CRASH_BYTES, 0);
+    let pool = match Pool::open(devices).await {
+        Ok(pool) => pool,
+        Err(error) => panic!("{context}: {error}"),
+    };
+    let volume = pool.open_volume("db").unwrap();
+    let mut found = Vec::new();
+    for (block, (acked, begun)) in acked.iter().zip(begun).enumerate() {
+        let value = read(&volume, block as u64).await.unwrap();
+        assert!((*acked..=*begun).contains(&value), "{context}: block {block} is {value}");
+        found.push(value);
+    }
+    pool.close().await.unwrap();
+    drop((pool, volume));
+    (found, durable(&trace))
+}
+
+/// After a power loss at any call of a device, the pool opens on both devices and on either, with
+/// everything that was acknowledged; and what both recovered, either has.
+#[test]
+fn crash_at_any_call_leaves_two_copies() {
+    block_on(async {
+        let (devices, trace) = disks(vec![Image::default(); 2], CRASH_BYTES, 0);
+        let small = CreateOptions { segment_blocks: 16, ..options() };
+        let pool = Pool::create(devices, &small).await.unwrap();
+        let size = VolumeOptions { size_bytes: 8 * BLOCK, ..VolumeOptions::default() };
+        let volume = pool.create_volume("db", &size).await.unwrap();
+        let before = trace.lock().now();
+        // For each write: the events when it began and was acknowledged.
+        let mut writes = Vec::new();
+        for value in 1..=5_u8 {
+            for block in 0..8_u64 {
+                let from = trace.lock().now();
+                write(&volume, block, value).await.unwrap();
+                writes.push((block as usize, value, from, trace.lock().now()));
+            }
+            pool.checkpoint().await.unwrap();
+        }
+        drop((pool, volume));
+        let trace = std::mem::take(&mut *trace.lock());
+        let end = trace.now();
+        let check = async |time: usize, images: Vec<Image>| {
+            let (mut acked, mut begun) = ([0; 8], [0; 8]);
+            for (block, value, from, to) in &writes {
+                if *from <= time {
+                    begun[*block] = *value;
+                }
+                if *to <= time {
+                    acked[*block] = *value;
+                }
+            }
+            let both = format!("event {time} of {end}, both");
+            let (found, after) = check_crash(images.clone(), &acked, &begun, &both).await;
+            for leg in 0..2 {
+                let alone = format!("event {time} of {end}, disk {leg} alone");
+                check_crash(vec![images[leg].clone()], &acked, &begun, &alone).await;
+                let alone = format!("event {time} of {end}, disk {leg} after recovery");
+                check_crash(vec![after[leg].clone()], &found, &found, &alone).await;
+            }
+        };
+        trace.at_each_event(|time| time >= before, &mut Rng::new(7), check).await;
+        assert!(end - before > 100);
     })
     .unwrap();
 }
