@@ -77,6 +77,7 @@ mod tests {
             copied_blocks: 0,
             failed: None,
             log: None,
+            redundancy: None,
             map_cache_bytes: 0,
         };
         for (used, reserved, reached) in
