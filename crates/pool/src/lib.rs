@@ -45,7 +45,7 @@ pub use manage::open::{LostTail, OpenOptions};
 pub use manage::pool::{Pool, PoolStatus, RedundancyStatus};
 pub use manage::snapshot::{Diff, PreparedSnapshot, SnapshotInfo};
 pub use manage::volume::{PoolVolume, VolumeEncryption, VolumeInfo, VolumeOptions};
-pub use ondisk::volume_table::LEG_PROPERTY;
 pub use ondisk::legs::LegState;
+pub use ondisk::volume_table::LEG_PROPERTY;
 pub use pairs::LegInfo;
 pub use storage::NamedDevice;

@@ -62,6 +62,27 @@ impl CreateOptions {
             redundancy: Redundancy::None,
         }
     }
+
+    /// Checks the number of devices of a new pool.
+    ///
+    /// # Errors
+    /// [`PoolError::Options`] with the accepted numbers.
+    pub fn check_devices(&self, count: usize, has_log: bool) -> Result<(), PoolError> {
+        if !(1..=DEVICES_MAX).contains(&count) {
+            return Err(PoolError::Options("a pool needs 1 to 16 devices"));
+        }
+        let is_fitting = match self.redundancy {
+            Redundancy::None => true,
+            Redundancy::Mirror => count.is_multiple_of(LEGS) && !has_log,
+        };
+        match is_fitting {
+            true => Ok(()),
+            false => Err(PoolError::Options(
+                "a pool with redundancy needs an even number of devices, and no log device, which \
+                 would be a single copy of the newest changes",
+            )),
+        }
+    }
 }
 
 /// Checks that a pool can use this device.
@@ -216,9 +237,7 @@ impl Pool {
         if !(1..=POOL_NAME_MAX).contains(&options.name.len()) {
             return Err(PoolError::Options("the name needs 1 to 63 bytes"));
         }
-        if !(1..=DEVICES_MAX).contains(&devices.len()) {
-            return Err(PoolError::Options("a pool needs 1 to 16 devices"));
-        }
+        options.check_devices(devices.len(), log_device.is_some())?;
         if !options.segment_blocks.is_power_of_two() {
             return Err(PoolError::Options("a segment needs a power of two of blocks"));
         }
@@ -228,12 +247,6 @@ impl Pool {
             records.push(record?);
         }
         let has_redundancy = options.redundancy == Redundancy::Mirror;
-        if has_redundancy && (devices.len() % LEGS != 0 || log_device.is_some()) {
-            return Err(PoolError::Options(
-                "a pool with redundancy needs an even number of devices, and no log device, which \
-                 would be a single copy of the newest changes",
-            ));
-        }
         let table = records.clone();
         let (records, pairs) = match has_redundancy {
             true => pair_up(&records),

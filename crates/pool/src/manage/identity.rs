@@ -36,8 +36,10 @@ pub struct ExaminedPool {
     pub name: String,
     /// Its identity.
     pub identity: PoolIdentity,
-    /// Identifiers of the devices, without removed ones and the log device.
+    /// Identifiers of the devices, without removed ones, missing ones and the log device.
     pub devices: Vec<PoolId>,
+    /// Identifiers of missing devices, which a pool with redundancy can spare.
+    pub missing: Vec<PoolId>,
 }
 
 impl ExpectedPool {
@@ -82,12 +84,14 @@ impl Pool {
     /// As [`Pool::open`], for devices that are not one complete and current pool.
     pub async fn examine(devices: &[NamedDevice]) -> Result<ExaminedPool, PoolError> {
         let found = read_superblocks(devices).await?;
-        let (_, superblock, _) = assemble(&found)?;
+        let (storage, superblock, _) = assemble(&found)?;
         let table = superblock.table();
-        let present = table.iter().filter(|record| !record.is_removed());
-        let devices = present.map(|record| record.id).collect();
+        let ids = table.iter().filter(|record| !record.is_removed()).map(|record| record.id);
+        let legs = storage.pairs.as_ref().map(|pairs| pairs.legs()).unwrap_or_default();
+        let absent = |id: &PoolId| legs.iter().any(|leg| leg.id == *id && !leg.is_attached);
+        let (missing, devices) = ids.partition(absent);
         let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
-        Ok(ExaminedPool { name: superblock.name, identity, devices })
+        Ok(ExaminedPool { name: superblock.name, identity, devices, missing })
     }
 
     /// Present, durable identity of the pool.

@@ -104,6 +104,8 @@ pub struct PoolStatus {
 pub struct RedundancyStatus {
     /// The devices, two for each pair.
     pub legs: Vec<LegInfo>,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
     /// Reads since the opening that one device failed and the other answered.
     pub failed_reads: u64,
     /// Blocks since the opening that were rewritten from the other device.
@@ -279,6 +281,7 @@ impl Pool {
             },
             redundancy: shared.storage.pairs.as_ref().map(|pairs| RedundancyStatus {
                 legs: pairs.legs(),
+                segment_bytes: bytes(segment),
                 failed_reads: pairs.failed_reads.load(Ordering::Relaxed),
                 repaired_blocks: pairs.repaired_blocks.load(Ordering::Relaxed),
             }),

@@ -27,6 +27,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub(crate) use self::device::PairDevice;
 use self::updates::LegChange;
+use crate::id::PoolId;
 use crate::limits::LEG_TIME_LIMIT;
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::Superblock;
@@ -69,6 +70,8 @@ struct Leg {
     hung: Mutex<Arc<AtomicUsize>>,
     /// Segments that a rebuild in progress has copied.
     copied: AtomicU32,
+    /// Failed call that ended the use of the device.
+    failure: Mutex<Option<IoError>>,
 }
 
 #[derive(Debug)]
@@ -106,7 +109,9 @@ pub(crate) struct Pairs {
 /// State of a leg for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegInfo {
-    /// Name of its device, or the identifier of a missing one.
+    /// Identifier.
+    pub id: PoolId,
+    /// Name of its device; without a path if it was absent at the opening.
     pub device: String,
     /// Its content.
     pub state: LegState,
@@ -114,6 +119,8 @@ pub struct LegInfo {
     pub segments: u32,
     /// True if its device is attached.
     pub is_attached: bool,
+    /// Failed call that ended its use since the opening.
+    pub failure: Option<IoError>,
 }
 
 /// Both results, of calls in progress at the same time.
@@ -248,6 +255,7 @@ impl Pair {
         }
         state.legs[leg] = LegStatus::Failed;
         drop(state);
+        *self.legs[leg].failure.lock() = Some(error);
         let device = &self.legs[leg].named.read().name;
         tracing::error!(device, %error, "device failed: the pool continues with the other copy");
         Ok(())
@@ -295,7 +303,8 @@ impl Pairs {
             let leg = |(leg, named): (usize, Option<NamedDevice>)| {
                 let absent = || device::absent(&records[leg], geometry);
                 let named = RwLock::new(named.unwrap_or_else(absent));
-                Leg { named, hung: Mutex::default(), copied: AtomicU32::new(0) }
+                let (hung, copied) = (Mutex::default(), AtomicU32::new(0));
+                Leg { named, hung, copied, failure: Mutex::default() }
             };
             let [one, other] = named;
             let state = PairState { legs: status, writes: Vec::new(), copied: None };
@@ -353,9 +362,10 @@ impl Pairs {
                     status => status.recorded(),
                 };
                 let device = leg.named.read().name.clone();
-                let segments = table.get(legs.len()).map_or(0, |record| record.segments);
+                let record = table[legs.len()];
+                let (id, segments, failure) = (record.id, record.segments, *leg.failure.lock());
                 let is_attached = status.is_written();
-                legs.push(LegInfo { device, state, segments, is_attached });
+                legs.push(LegInfo { id, device, state, segments, is_attached, failure });
             }
         }
         legs
@@ -401,6 +411,7 @@ impl Pairs {
         let leg = &pair.legs[position % LEGS];
         *leg.named.write() = new;
         *leg.hung.lock() = Arc::default();
+        *leg.failure.lock() = None;
         leg.copied.store(0, Ordering::Relaxed);
         pair.state.lock().legs[position % LEGS] = LegStatus::Behind { copied: 0 };
         self.settle().await?;
