@@ -8,6 +8,7 @@ use flagstone_blockdev::{
 };
 use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
+use super::leg::LegDevice;
 use super::{LegStatus, Pairs, both};
 use crate::ondisk::legs::{LEGS, LegRecord};
 use crate::storage::NamedDevice;
@@ -41,11 +42,12 @@ impl Pairs {
         }
         let (mut buf, mut first) = (Some(buf), None);
         for leg in legs {
+            let Some(own) = pair.sync_device(leg) else { continue };
             let memory = match buf.take() {
                 Some(buf) => buf,
                 None => buf::alloc(len).await,
             };
-            match self.read_leg(index, leg, offset, memory).await {
+            match own.limited(own.named.device.read(offset, memory)).await {
                 Ok(read) => {
                     if first.is_some() {
                         self.failed_reads.fetch_add(1, Ordering::Relaxed);
@@ -53,12 +55,12 @@ impl Pairs {
                     return Ok(read);
                 }
                 Err(error) => {
-                    let device = &pair.legs[leg].named.read().name;
+                    let device = own.name();
                     tracing::warn!(device, offset, len, %error, "read failed");
                     if error == IoError::Unreachable && pair.status()[leg] == LegStatus::InSync {
                         // Later reads would wait as long. The next change waits until the failure
                         // is recorded.
-                        let _last = pair.fail(leg, error);
+                        let _last = pair.fail(leg, &own, error);
                     }
                     first = first.or(Some(error));
                 }
@@ -77,24 +79,25 @@ impl Pairs {
         let pair = &self.pairs[index];
         let range = offset..offset + data.len() as u64;
         let (in_progress, written) = pair.begin_write(range).await;
-        let call = |leg: usize| {
-            let (own, data) = (&pair.legs[leg], data.clone());
-            written[leg].then(|| own.limited(own.device().write(offset, data, fua)))
+        let call = |own: &Arc<LegDevice>| {
+            let (own, call) = (own.clone(), own.named.device.write(offset, data.clone(), fua));
+            async move { own.limited(call).await }
         };
-        let results = both(call(0), call(1)).await;
+        let results = both(written[0].as_ref().map(call), written[1].as_ref().map(call)).await;
         drop(in_progress);
-        pair.judge(results)?;
+        pair.judge(&written, results)?;
         self.record_failures(index).await
     }
 
     async fn flush(self: &Arc<Self>, index: usize) -> Result<(), IoError> {
         let pair = &self.pairs[index];
-        let written = pair.status().map(LegStatus::is_written);
-        let call = |leg: usize| {
-            let own = &pair.legs[leg];
-            written[leg].then(|| own.limited(own.device().flush()))
+        let written = pair.written();
+        let call = |own: &Arc<LegDevice>| {
+            let (own, call) = (own.clone(), own.named.device.flush());
+            async move { own.limited(call).await }
         };
-        pair.judge(both(call(0), call(1)).await)?;
+        let results = both(written[0].as_ref().map(call), written[1].as_ref().map(call)).await;
+        pair.judge(&written, results)?;
         self.record_failures(index).await
     }
 

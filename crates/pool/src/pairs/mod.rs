@@ -6,90 +6,34 @@
 //!   first recorded as missing on the other legs;
 //! - a device always has a leg in sync: the last one does not fail, but its calls do;
 //! - one superblock update at a time, legs in sync first: a leg never has an update that its other
-//!   leg lacks. No update follows one that failed or was dropped;
-//! - a copy between legs excludes writes to its range.
+//!   leg lacks. No update follows one that failed or was dropped.
 //!
 //! A call that a leg does not answer in time counts as failed. It may still take effect later, so
 //! the leg is not used again while such calls are in progress.
 
 mod device;
+mod leg;
+mod pair;
 pub(crate) mod rebuild;
+mod repair;
 mod updates;
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use flagstone_blockdev::{Geometry, IoError, IoFuture, SharedDevice};
+use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::sync::SharedNotify;
-use flagstone_runtime::{BufMut, buf, spawn_detached, time};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 pub(crate) use self::device::PairDevice;
+use self::leg::LegDevice;
+pub(crate) use self::leg::LegStatus;
+use self::pair::Pair;
 use self::updates::LegChange;
 use crate::id::PoolId;
-use crate::limits::LEG_TIME_LIMIT;
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::Superblock;
 use crate::storage::NamedDevice;
-
-/// Present use of a leg.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LegStatus {
-    InSync,
-    /// Gets all writes; reads do not use it.
-    Behind {
-        /// Segments that it has, from the first on.
-        copied: u32,
-    },
-    /// Not used any more, and not recorded as missing so far.
-    Failed,
-    Missing,
-}
-
-impl LegStatus {
-    /// State in the next superblock.
-    fn recorded(self) -> LegState {
-        match self {
-            LegStatus::InSync => LegState::InSync,
-            LegStatus::Behind { copied } => LegState::Behind { copied },
-            LegStatus::Failed | LegStatus::Missing => LegState::Missing,
-        }
-    }
-
-    fn is_written(self) -> bool {
-        matches!(self, LegStatus::InSync | LegStatus::Behind { .. })
-    }
-}
-
-/// A leg: its device, which can be replaced.
-#[derive(Debug)]
-struct Leg {
-    named: RwLock<NamedDevice>,
-    /// Calls that did not end in time, and still run.
-    hung: Mutex<Arc<AtomicUsize>>,
-    /// Segments that a rebuild in progress has copied.
-    copied: AtomicU32,
-    /// Failed call that ended the use of the device.
-    failure: Mutex<Option<IoError>>,
-}
-
-#[derive(Debug)]
-struct PairState {
-    legs: [LegStatus; LEGS],
-    /// Byte ranges of the writes in progress.
-    writes: Vec<Range<u64>>,
-    /// Byte range that is copied between the legs.
-    copied: Option<Range<u64>>,
-}
-
-#[derive(Debug)]
-struct Pair {
-    legs: [Leg; LEGS],
-    state: Mutex<PairState>,
-    changed: SharedNotify,
-    geometry: Geometry,
-}
 
 /// All pairs of a pool.
 #[derive(Debug)]
@@ -153,137 +97,6 @@ async fn both<T>(
     .await
 }
 
-fn overlaps(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
-}
-
-impl Leg {
-    /// Ends a call in time.
-    async fn limited<T: 'static>(&self, mut call: IoFuture<T>) -> Result<T, IoError> {
-        if let Ok(result) = time::timeout(LEG_TIME_LIMIT, &mut call).await {
-            return result;
-        }
-        let device = &self.named.read().name;
-        tracing::error!(device, "device does not answer");
-        let hung = self.hung.lock().clone();
-        hung.fetch_add(1, Ordering::AcqRel);
-        spawn_detached(async move {
-            let _late = call.await;
-            hung.fetch_sub(1, Ordering::AcqRel);
-        });
-        Err(IoError::Unreachable)
-    }
-
-    fn device(&self) -> SharedDevice {
-        self.named.read().device.clone()
-    }
-}
-
-/// A write in progress.
-struct WriteInProgress<'a> {
-    pair: &'a Pair,
-    range: Range<u64>,
-}
-
-impl Drop for WriteInProgress<'_> {
-    fn drop(&mut self) {
-        let mut state = self.pair.state.lock();
-        if let Some(index) = state.writes.iter().position(|range| *range == self.range) {
-            state.writes.swap_remove(index);
-        }
-        drop(state);
-        self.pair.changed.notify();
-    }
-}
-
-/// A range that is not written.
-struct CopiedRange<'a>(&'a Pair);
-
-impl Drop for CopiedRange<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().copied = None;
-        self.0.changed.notify();
-    }
-}
-
-impl Pair {
-    /// Waits until no copy has the range; returns the legs to write.
-    async fn begin_write(&self, range: Range<u64>) -> (WriteInProgress<'_>, [bool; LEGS]) {
-        let begin = || {
-            let mut state = self.state.lock();
-            if state.copied.as_ref().is_some_and(|copied| overlaps(copied, &range)) {
-                return None;
-            }
-            state.writes.push(range.clone());
-            Some(state.legs.map(LegStatus::is_written))
-        };
-        let written = self.changed.wait_for(begin).await;
-        (WriteInProgress { pair: self, range }, written)
-    }
-
-    /// Excludes writes from a range.
-    async fn exclude(&self, range: Range<u64>) -> CopiedRange<'_> {
-        let begin = || {
-            let mut state = self.state.lock();
-            state.copied.is_none().then(|| state.copied = Some(range.clone()))
-        };
-        self.changed.wait_for(begin).await;
-        let excluded = CopiedRange(self);
-        let is_idle = || {
-            let state = self.state.lock();
-            (!state.writes.iter().any(|write| overlaps(write, &range))).then_some(())
-        };
-        self.changed.wait_for(is_idle).await;
-        excluded
-    }
-
-    fn status(&self) -> [LegStatus; LEGS] {
-        self.state.lock().legs
-    }
-
-    /// Stops the use of a leg that failed, unless it is the only one in sync.
-    ///
-    /// # Errors
-    /// Of the last leg in sync.
-    fn fail(&self, leg: usize, error: IoError) -> Result<(), IoError> {
-        let mut state = self.state.lock();
-        let other = state.legs[1 - leg];
-        match state.legs[leg] {
-            LegStatus::InSync if other != LegStatus::InSync => return Err(error),
-            LegStatus::InSync | LegStatus::Behind { .. } => {}
-            LegStatus::Failed | LegStatus::Missing => return Ok(()),
-        }
-        state.legs[leg] = LegStatus::Failed;
-        drop(state);
-        *self.legs[leg].failure.lock() = Some(error);
-        let device = &self.legs[leg].named.read().name;
-        tracing::error!(device, %error, "device failed: the pool continues with the other copy");
-        Ok(())
-    }
-
-    /// Judges the results of a change.
-    ///
-    /// # Errors
-    /// Unless a leg in sync has the change.
-    fn judge(&self, results: [Option<Result<(), IoError>>; LEGS]) -> Result<(), IoError> {
-        let mut first = None;
-        for (leg, result) in results.iter().enumerate() {
-            if let Some(Err(error)) = result {
-                first = first.or(Some(*error));
-                if results[1 - leg] == Some(Ok(())) {
-                    self.fail(leg, *error)?;
-                }
-            }
-        }
-        let state = self.state.lock();
-        let has = |leg: usize| state.legs[leg] == LegStatus::InSync && results[leg] == Some(Ok(()));
-        match (0..LEGS).any(has) {
-            true => Ok(()),
-            false => Err(first.unwrap_or(IoError::Unreachable)),
-        }
-    }
-}
-
 impl Pairs {
     /// Pairs of a pool with this superblock. `legs` has the attached devices that belong to it; a
     /// leg whose state does not fit its record is recorded by [`Pairs::settle`].
@@ -300,16 +113,11 @@ impl Pairs {
             let status = [status(0), status(1)];
             let geometries = named.iter().flatten().map(|named| named.device.geometry());
             let geometry = geometries.reduce(combined).expect("a device has a leg in sync");
-            let leg = |(leg, named): (usize, Option<NamedDevice>)| {
-                let absent = || device::absent(&records[leg], geometry);
-                let named = RwLock::new(named.unwrap_or_else(absent));
-                let (hung, copied) = (Mutex::default(), AtomicU32::new(0));
-                Leg { named, hung, copied, failure: Mutex::default() }
+            let device = |(leg, named): (usize, Option<NamedDevice>)| {
+                LegDevice::new(named.unwrap_or_else(|| device::absent(&records[leg], geometry)))
             };
             let [one, other] = named;
-            let state = PairState { legs: status, writes: Vec::new(), copied: None };
-            let legs = [leg((0, one)), leg((1, other))];
-            Pair { legs, state: Mutex::new(state), changed: SharedNotify::default(), geometry }
+            Pair::new(status, [device((0, one)), device((1, other))], geometry)
         };
         Pairs {
             pairs: legs.into_iter().enumerate().map(pair).collect(),
@@ -325,8 +133,8 @@ impl Pairs {
     /// The devices that the pairs are for the pool.
     pub(crate) fn devices(self: &Arc<Self>) -> Vec<NamedDevice> {
         let device = |index: usize| {
-            let names: Vec<String> =
-                self.pairs[index].legs.iter().map(|leg| leg.named.read().name.clone()).collect();
+            let pair = &self.pairs[index];
+            let names = [0, 1].map(|leg| pair.device(leg).name().to_owned());
             let device = Arc::new(PairDevice { pairs: self.clone(), index });
             NamedDevice { name: names.join(" and "), device }
         };
@@ -337,10 +145,9 @@ impl Pairs {
     pub(crate) fn members(&self) -> Vec<(usize, NamedDevice)> {
         let mut members = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            let status = pair.status();
-            for (leg, status) in status.into_iter().enumerate() {
-                if status.is_written() {
-                    members.push((LEGS * index + leg, pair.legs[leg].named.read().clone()));
+            for (leg, device) in pair.written().into_iter().enumerate() {
+                if let Some(device) = device {
+                    members.push((LEGS * index + leg, device.named.clone()));
                 }
             }
         }
@@ -350,36 +157,42 @@ impl Pairs {
     /// States of the legs, in the order of the table.
     pub(crate) fn legs(&self) -> Vec<LegInfo> {
         let table = self.updates.lock().last.table();
-        let mut legs = Vec::new();
-        for pair in &self.pairs {
-            let status = pair.status();
-            for (leg, status) in pair.legs.iter().zip(status) {
-                let state = match status {
-                    LegStatus::Behind { copied } => {
-                        let copied = copied.max(leg.copied.load(Ordering::Relaxed));
-                        LegState::Behind { copied }
-                    }
-                    status => status.recorded(),
-                };
-                let device = leg.named.read().name.clone();
-                let record = table[legs.len()];
-                let (id, segments, failure) = (record.id, record.segments, *leg.failure.lock());
-                let is_attached = status.is_written();
-                legs.push(LegInfo { id, device, state, segments, is_attached, failure });
+        let leg = |(position, record): (usize, &crate::ondisk::superblock::DeviceRecord)| {
+            let (pair, leg) = (&self.pairs[position / LEGS], position % LEGS);
+            let device = pair.device(leg);
+            let status = pair.status()[leg];
+            let state = match status {
+                LegStatus::Behind { copied } => {
+                    let copied = copied.max(device.copied.load(Ordering::Relaxed));
+                    LegState::Behind { copied }
+                }
+                status => status.recorded(),
+            };
+            LegInfo {
+                id: record.id,
+                device: device.name().to_owned(),
+                state,
+                segments: record.segments,
+                is_attached: status.is_written(),
+                failure: *device.failure.lock(),
             }
-        }
-        legs
+        };
+        table.iter().enumerate().map(leg).collect()
     }
 
     /// Position in the table of a device with this name, or of a missing one with this identifier.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         let ids = self.updates.lock().last.pairs.clone();
         let is_named = |position: &usize| {
-            let leg = &self.pairs[position / LEGS].legs[position % LEGS];
             let id = ids[position / LEGS][position % LEGS].id;
-            leg.named.read().name == name || id.to_string() == name
+            self.device(*position).name() == name || id.to_string() == name
         };
         (0..LEGS * self.pairs.len()).find(is_named)
+    }
+
+    /// Present device of the leg at this position.
+    fn device(&self, position: usize) -> Arc<LegDevice> {
+        self.pairs[position / LEGS].device(position % LEGS)
     }
 
     /// True if writes go to the leg at this position.
@@ -389,11 +202,11 @@ impl Pairs {
 
     /// True if calls to the leg at this position did not end in time, and still run.
     pub(crate) fn has_hung_calls(&self, position: usize) -> bool {
-        let hung = self.pairs[position / LEGS].legs[position % LEGS].hung.lock().clone();
-        hung.load(Ordering::Acquire) > 0
+        self.device(position).has_hung_calls()
     }
 
-    /// Gives the leg at this position another device, which is behind.
+    /// Gives the leg at this position another device, which is behind. A rebuild of the former
+    /// device ends.
     ///
     /// # Errors
     /// Of the new device, and as [`Pairs::write_superblock`].
@@ -405,27 +218,15 @@ impl Pairs {
     ) -> Result<(), IoError> {
         let pair = &self.pairs[position / LEGS];
         if self.is_used(position) {
-            pair.fail(position % LEGS, IoError::Unreachable)?;
+            self.fail_leg(position, IoError::Unreachable)?;
         }
         self.change(LegChange::Replaced(position, record)).await?;
-        let leg = &pair.legs[position % LEGS];
-        *leg.named.write() = new;
-        *leg.hung.lock() = Arc::default();
-        *leg.failure.lock() = None;
-        leg.copied.store(0, Ordering::Relaxed);
-        pair.state.lock().legs[position % LEGS] = LegStatus::Behind { copied: 0 };
+        pair.replace(position % LEGS, LegDevice::new(new));
         self.settle().await?;
         match self.is_used(position) {
             true => Ok(()),
             false => Err(IoError::WriteFault),
         }
-    }
-
-    /// The device of a leg, if the leg is in sync.
-    fn sync_device(&self, index: usize, leg: usize) -> Option<SharedDevice> {
-        let pair = &self.pairs[index];
-        let state = pair.state.lock();
-        (state.legs[leg] == LegStatus::InSync).then(|| pair.legs[leg].device())
     }
 
     /// Legs in sync of a device.
@@ -439,114 +240,8 @@ impl Pairs {
     /// # Errors
     /// Of the last leg in sync.
     pub(crate) fn fail_leg(&self, position: usize, error: IoError) -> Result<(), IoError> {
-        self.pairs[position / LEGS].fail(position % LEGS, error)
-    }
-
-    /// Reads from one leg in sync.
-    ///
-    /// # Errors
-    /// Of the leg; [`IoError::Unreachable`] if it does not answer.
-    pub(crate) async fn read_leg(
-        &self,
-        index: usize,
-        leg: usize,
-        offset: u64,
-        buf: BufMut,
-    ) -> Result<BufMut, IoError> {
-        let device = self.sync_device(index, leg).ok_or(IoError::Unreachable)?;
-        self.pairs[index].legs[leg].limited(device.read(offset, buf)).await
-    }
-
-    /// Contents of a range on each leg in sync; `None` where it cannot be read.
-    ///
-    /// # Errors
-    /// If a leg fails in another way, and no other leg reads.
-    pub(crate) async fn read_each(
-        &self,
-        index: usize,
-        offset: u64,
-        len: usize,
-    ) -> Result<Vec<(usize, Option<BufMut>)>, IoError> {
-        let (mut read, mut failed) = (Vec::with_capacity(LEGS), None);
-        for leg in self.in_sync(index) {
-            match self.read_leg(index, leg, offset, buf::alloc(len).await).await {
-                Ok(bytes) => read.push((leg, Some(bytes))),
-                Err(IoError::ReadFault) => read.push((leg, None)),
-                Err(error) => failed = Some(error),
-            }
-        }
-        match failed {
-            Some(error) if read.is_empty() => Err(error),
-            _ => Ok(read),
-        }
-    }
-
-    /// Rewrites a range on each leg that is in sync or behind and differs from leg `good`. The
-    /// pool is not open so far: a leg that fails is recorded by [`Pairs::settle`].
-    ///
-    /// # Errors
-    /// Of the last leg in sync.
-    pub(crate) async fn equalize(
-        &self,
-        index: usize,
-        good: usize,
-        offset: u64,
-        len: usize,
-    ) -> Result<(), IoError> {
-        let pair = &self.pairs[index];
-        let other = 1 - good;
-        if !pair.status()[other].is_written() {
-            return Ok(());
-        }
-        let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
-        let leg = &pair.legs[other];
-        let found = leg.limited(leg.device().read(offset, buf::alloc(len).await)).await;
-        if found.is_ok_and(|found| found[..] == content[..]) {
-            return Ok(());
-        }
-        match leg.limited(leg.device().write(offset, content.freeze(), false)).await {
-            Ok(()) => Ok(()),
-            Err(error) => pair.fail(other, error),
-        }
-    }
-
-    /// Finds content that `is_right` on a leg in sync, and rewrites the others with it. `None` if
-    /// no leg has it.
-    pub(crate) async fn repair(
-        &self,
-        index: usize,
-        offset: u64,
-        len: usize,
-        is_right: impl Fn(&[u8]) -> bool,
-    ) -> Option<BufMut> {
-        let pair = &self.pairs[index];
-        let excluded = pair.exclude(offset..offset + len as u64).await;
-        let read = self.read_each(index, offset, len).await.ok()?;
-        let (mut good, mut bad) = (None, Vec::new());
-        for (leg, bytes) in read {
-            match bytes {
-                Some(bytes) if is_right(&bytes) => good = Some(bytes),
-                _ => bad.push(leg),
-            }
-        }
-        let good = good?;
-        for leg in bad {
-            let mut copy = buf::alloc(len).await;
-            copy.copy_from_slice(&good);
-            let Some(device) = self.sync_device(index, leg) else { continue };
-            let own = &pair.legs[leg];
-            match own.limited(device.write(offset, copy.freeze(), true)).await {
-                Ok(()) => {
-                    self.repaired_blocks.fetch_add(len as u64 / 4096, Ordering::Relaxed);
-                    let device = &own.named.read().name;
-                    tracing::warn!(device, offset, len, "rewrote damaged data from the other copy");
-                }
-                // The next change waits until this is recorded.
-                Err(error) => drop(pair.fail(leg, error)),
-            }
-        }
-        drop(excluded);
-        Some(good)
+        let pair = &self.pairs[position / LEGS];
+        pair.fail(position % LEGS, &pair.device(position % LEGS), error)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Invariants:
 //! - writes go to the leg from before the first copy on, so a segment that is free when the rebuild
 //!   reaches it needs no copy;
+//! - a rebuild belongs to one device: it ends without effect when the leg gets another one;
 //! - the recorded progress is flushed, so a rebuild continues there after a crash.
 
 use std::ops::Range;
@@ -12,17 +13,19 @@ use std::sync::atomic::Ordering;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{buf, spawn, time};
 
+use super::leg::LegDevice;
 use super::updates::LegChange;
 use super::{LegStatus, Pairs};
 use crate::limits::{BLOCK_BYTES, READ_PAUSE, REBUILD_BYTES, REBUILD_RECORD_SEGMENTS};
 use crate::manage::shared::Shared;
 use crate::ondisk::legs::LEGS;
 
-/// A leg that is behind.
-#[derive(Clone, Copy, Debug)]
+/// A leg that is behind, with its device.
+#[derive(Clone, Debug)]
 struct Behind {
     index: usize,
     leg: usize,
+    device: Arc<LegDevice>,
     copied: u32,
 }
 
@@ -30,10 +33,14 @@ impl Pairs {
     /// First leg that is behind.
     fn behind(&self) -> Option<Behind> {
         (0..self.pairs.len()).find_map(|index| {
-            let status = self.pairs[index].status();
-            (0..LEGS).find_map(|leg| match status[leg] {
-                LegStatus::Behind { copied } => Some(Behind { index, leg, copied }),
-                LegStatus::InSync | LegStatus::Failed | LegStatus::Missing => None,
+            (0..LEGS).find_map(|leg| {
+                let device = self.pairs[index].device(leg);
+                match self.pairs[index].status_of(leg, &device) {
+                    Some(LegStatus::Behind { copied }) => {
+                        Some(Behind { index, leg, device, copied })
+                    }
+                    _ => None,
+                }
             })
         })
     }
@@ -43,16 +50,15 @@ impl Pairs {
     ///
     /// # Errors
     /// Of either leg.
-    async fn copy(&self, behind: Behind, range: Range<u64>) -> Result<(), IoError> {
-        let Behind { index, leg, .. } = behind;
-        let pair = &self.pairs[index];
+    async fn copy(&self, behind: &Behind, range: Range<u64>) -> Result<(), IoError> {
+        let (index, pair) = (behind.index, &self.pairs[behind.index]);
         let _excluded = pair.exclude(range.clone()).await;
         let Some(&source) = self.in_sync(index).first() else { return Err(IoError::Unreachable) };
         let len = (range.end - range.start) as usize;
         match self.read_leg(index, source, range.start, buf::acquire_more(len).await).await {
             Ok(read) => self.write_behind(behind, range.start, read.freeze()).await,
             Err(IoError::ReadFault) => {
-                let device = pair.legs[source].named.read().name.clone();
+                let device = pair.device(source).name().to_owned();
                 for offset in range.step_by(BLOCK_BYTES) {
                     let memory = buf::alloc_small(BLOCK_BYTES);
                     match self.read_leg(index, source, offset, memory).await {
@@ -70,7 +76,8 @@ impl Pairs {
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(leg, %error, "rebuild waits: the source cannot be read");
+                let device = pair.device(source).name().to_owned();
+                tracing::warn!(device, %error, "rebuild waits: the source cannot be read");
                 Err(error)
             }
         }
@@ -78,43 +85,37 @@ impl Pairs {
 
     async fn write_behind(
         &self,
-        Behind { index, leg, .. }: Behind,
+        behind: &Behind,
         offset: u64,
         data: flagstone_runtime::Buf,
     ) -> Result<(), IoError> {
-        let own = &self.pairs[index].legs[leg];
-        let written = own.limited(own.device().write(offset, data, false)).await;
-        self.judge_behind(index, leg, written).await
+        let own = &behind.device;
+        let written = own.limited(own.named.device.write(offset, data, false)).await;
+        self.judge_behind(behind, written).await
     }
 
     /// Stops the use of a leg that failed a rebuild.
     async fn judge_behind(
         &self,
-        index: usize,
-        leg: usize,
+        Behind { index, leg, device, .. }: &Behind,
         result: Result<(), IoError>,
     ) -> Result<(), IoError> {
         if let Err(error) = result {
-            self.pairs[index].fail(leg, error)?;
+            self.pairs[*index].fail(*leg, device, error)?;
             self.settle().await?;
         }
         result
     }
 
     /// Makes the copies durable, and records the progress.
-    async fn record_progress(&self, behind: Behind, copied: u32) -> Result<(), IoError> {
-        let Behind { index, leg, .. } = behind;
-        let own = &self.pairs[index].legs[leg];
-        let flushed = own.limited(own.device().flush()).await;
-        self.judge_behind(index, leg, flushed).await?;
-        {
-            let mut state = self.pairs[index].state.lock();
-            match &mut state.legs[leg] {
-                LegStatus::Behind { copied: recorded } => *recorded = copied,
-                LegStatus::InSync | LegStatus::Failed | LegStatus::Missing => return Ok(()),
-            }
+    async fn record_progress(&self, behind: &Behind, copied: u32) -> Result<(), IoError> {
+        let Behind { index, leg, device, .. } = behind;
+        let flushed = device.limited(device.named.device.flush()).await;
+        self.judge_behind(behind, flushed).await?;
+        match self.pairs[*index].progress(*leg, device, copied) {
+            true => self.settle().await.map(drop),
+            false => Ok(()),
         }
-        self.settle().await.map(drop)
     }
 
     /// Waits until the rebuild task has ended, and prevents further updates.
@@ -135,15 +136,14 @@ impl Shared {
     ///
     /// # Errors
     /// Of either leg.
-    async fn rebuild(&self, pairs: &Pairs, behind: Behind) -> Result<(), IoError> {
-        let Behind { index, leg, mut copied } = behind;
-        let own = &pairs.pairs[index].legs[leg];
-        let device = own.named.read().name.clone();
+    async fn rebuild(&self, pairs: &Pairs, behind: &Behind) -> Result<(), IoError> {
+        let Behind { index, leg, device: own, mut copied } = behind.clone();
+        let (pair, device) = (&pairs.pairs[index], own.name());
         let segments = self.storage.layout.segments_on(index);
         tracing::info!(device, copied, of = segments.len(), "rebuild begins");
         while copied < segments.len() as u32 {
             own.copied.store(copied, Ordering::Relaxed);
-            let is_behind = matches!(pairs.pairs[index].status()[leg], LegStatus::Behind { .. });
+            let is_behind = matches!(pair.status_of(leg, &own), Some(LegStatus::Behind { .. }));
             if self.is_stopped() || !is_behind {
                 return Ok(());
             }
@@ -169,8 +169,8 @@ impl Shared {
         }
         own.copied.store(copied, Ordering::Relaxed);
         pairs.record_progress(behind, copied).await?;
-        pairs.change(LegChange::InSync(LEGS * index + leg)).await?;
-        let is_in_sync = pairs.pairs[index].status()[leg] == LegStatus::InSync;
+        pairs.change(LegChange::InSync(LEGS * index + leg, own.clone())).await?;
+        let is_in_sync = pair.status_of(leg, &own) == Some(LegStatus::InSync);
         tracing::info!(device, is_in_sync, "rebuild ended");
         Ok(())
     }
@@ -183,7 +183,7 @@ impl Shared {
                 false => pairs.behind().map(Some),
             };
             let Some(behind) = self.progress.wait_for(next).await else { return };
-            if self.rebuild(pairs, behind).await.is_err() {
+            if self.rebuild(pairs, &behind).await.is_err() {
                 time::sleep(READ_PAUSE).await;
             }
         }

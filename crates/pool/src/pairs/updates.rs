@@ -1,7 +1,10 @@
 //! Superblock updates of a pool with redundancy.
 
+use std::sync::Arc;
+
 use flagstone_blockdev::IoError;
 
+use super::leg::LegDevice;
 use super::{LegStatus, Pairs};
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
@@ -29,10 +32,10 @@ impl Updates {
 }
 
 /// Change of one leg by an update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum LegChange {
-    /// It has everything.
-    InSync(usize),
+    /// It has everything, if it still has this device.
+    InSync(usize, Arc<LegDevice>),
     /// It has another device.
     Replaced(usize, LegRecord),
 }
@@ -123,7 +126,7 @@ impl Pairs {
         let mut last = self.changed.wait_for(begin).await?;
         let turn = UpdateTurn(self);
         if let Some(mut next) = next(&last) {
-            while !self.write_update(&mut next, &mut last, change).await? {}
+            while !self.write_update(&mut next, &mut last, change.as_ref()).await? {}
         }
         let mut updates = self.updates.lock();
         (updates.last, updates.state) = (last.clone(), UpdateState::Idle);
@@ -132,14 +135,22 @@ impl Pairs {
         Ok(last)
     }
 
+    /// True if the leg at this position has this device, and gets writes.
+    fn is_written(&self, position: usize, device: &Arc<LegDevice>) -> bool {
+        let status = self.pairs[position / LEGS].status_of(position % LEGS, device);
+        status.is_some_and(LegStatus::is_written)
+    }
+
     /// Records of the legs for an update.
-    fn records(&self, last: &Superblock, update: u64, change: Option<LegChange>) -> Superblock {
+    fn records(&self, last: &Superblock, update: u64, change: Option<&LegChange>) -> Superblock {
         let mut next = last.clone();
         for (position, record) in next.pairs.iter_mut().flatten().enumerate() {
             let status = self.pairs[position / LEGS].status()[position % LEGS];
             let (own, state) = match change {
-                Some(LegChange::Replaced(at, own)) if at == position => (own, status.recorded()),
-                Some(LegChange::InSync(at)) if at == position && status.is_written() => {
+                Some(LegChange::Replaced(at, own)) if *at == position => (*own, status.recorded()),
+                Some(LegChange::InSync(at, device))
+                    if *at == position && self.is_written(position, device) =>
+                {
                     (*record, LegState::InSync)
                 }
                 _ => (*record, status.recorded()),
@@ -157,7 +168,7 @@ impl Pairs {
         &self,
         next: &mut Superblock,
         last: &mut Superblock,
-        change: Option<LegChange>,
+        change: Option<&LegChange>,
     ) -> Result<bool, IoError> {
         next.update = next.update.max(last.update + 1);
         next.pairs = self.records(last, next.update, change).pairs;
@@ -202,16 +213,17 @@ impl Pairs {
             return Ok(());
         }
         let own = Superblock { device: position as u16, ..superblock.clone() };
-        let leg = &self.pairs[position / LEGS].legs[position % LEGS];
+        let device = self.device(position);
         let data = copy_memory(&own.encode(copy));
-        let written = leg.limited(leg.device().write(copy_offset(copy), data, true)).await;
+        let call = device.named.device.write(copy_offset(copy), data, true);
+        let written = device.limited(call).await;
         let Err(error) = written else { return Ok(()) };
         *failures = match error {
             IoError::Unreachable => GIVEN_UP,
             _ => *failures + 1,
         };
         match *failures >= GIVEN_UP {
-            true => self.fail_leg(position, error),
+            true => self.pairs[position / LEGS].fail(position % LEGS, &device, error),
             false => Ok(()),
         }
     }

@@ -16,27 +16,27 @@ use flagstone_runtime::{Buf, BufMut, block_on, buf, time};
 
 use crate::common::{Image, disks, durable};
 
-const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 
-struct Disk {
-    named: NamedDevice,
-    memory: SharedDevice,
-    control: FaultControl,
+pub(crate) struct Disk {
+    pub(crate) named: NamedDevice,
+    pub(crate) memory: SharedDevice,
+    pub(crate) control: FaultControl,
 }
 
-fn disk(name: &str) -> Disk {
+pub(crate) fn disk(name: &str) -> Disk {
     let memory = Arc::new(MemoryDevice::new(32 << 20, 512).unwrap()) as SharedDevice;
     let (layer, control) = FaultLayer::new(memory.clone(), FaultConfig::default()).unwrap();
     let named = NamedDevice { name: name.to_owned(), device: Arc::new(layer) };
     Disk { named, memory, control }
 }
 
-fn options() -> CreateOptions {
+pub(crate) fn options() -> CreateOptions {
     let redundancy = Redundancy::Mirror;
     CreateOptions { segment_blocks: 64, redundancy, ..CreateOptions::new("safe") }
 }
 
-async fn create(disks: &[&Disk]) -> (Pool, Arc<PoolVolume>) {
+pub(crate) async fn create(disks: &[&Disk]) -> (Pool, Arc<PoolVolume>) {
     let devices = disks.iter().map(|disk| disk.named.clone()).collect();
     let pool = Pool::create(devices, &options()).await.unwrap();
     let size = VolumeOptions { size_bytes: 1000 * BLOCK, ..VolumeOptions::default() };
@@ -44,30 +44,30 @@ async fn create(disks: &[&Disk]) -> (Pool, Arc<PoolVolume>) {
     (pool, volume)
 }
 
-async fn open(disks: &[&Disk]) -> Result<(Pool, Arc<PoolVolume>), PoolError> {
+pub(crate) async fn open(disks: &[&Disk]) -> Result<(Pool, Arc<PoolVolume>), PoolError> {
     let pool = Pool::open(disks.iter().map(|disk| disk.named.clone()).collect()).await?;
     let volume = pool.open_volume("db").unwrap();
     Ok((pool, volume))
 }
 
-async fn write(volume: &PoolVolume, block: u64, value: u8) -> Result<(), IoError> {
+pub(crate) async fn write(volume: &PoolVolume, block: u64, value: u8) -> Result<(), IoError> {
     let data = Buf::copy_of(&[value; BLOCK as usize]).unwrap();
     volume.write(block * BLOCK, data, true).await
 }
 
-async fn read(volume: &PoolVolume, block: u64) -> Result<u8, IoError> {
+pub(crate) async fn read(volume: &PoolVolume, block: u64) -> Result<u8, IoError> {
     let read = volume.read(block * BLOCK, buf::alloc(BLOCK as usize).await).await?;
     assert!(read.iter().all(|byte| *byte == read[0]));
     Ok(read[0])
 }
 
-async fn fill(volume: &PoolVolume, value: u8) {
+pub(crate) async fn fill(volume: &PoolVolume, value: u8) {
     for block in 0..300 {
         write(volume, block, value).await.unwrap();
     }
 }
 
-async fn holds(volume: &PoolVolume, value: u8) {
+pub(crate) async fn holds(volume: &PoolVolume, value: u8) {
     for block in 0..300 {
         assert_eq!(read(volume, block).await, Ok(value), "block {block}");
     }
@@ -165,7 +165,7 @@ fn damaged_copy_is_rewritten_from_the_other() {
     }
 }
 
-async fn rebuilt(pool: &Pool) {
+pub(crate) async fn rebuilt(pool: &Pool) {
     let is_behind = || {
         let redundancy = pool.status().redundancy.unwrap();
         redundancy.legs.iter().any(|leg| leg.state != LegState::InSync)
