@@ -41,6 +41,7 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         tail: TailVolumes::Listed([1, 3].into()),
         reached: 4,
         encryption: false,
+        skipped: 0,
     };
     put(corpus, "superblock", 0, 0, &superblock.encode(0))?;
     let place = PagePlace { volume: 1, level: 2, index: 7 };

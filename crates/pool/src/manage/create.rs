@@ -287,6 +287,7 @@ impl Pool {
             tail: TailVolumes::default(),
             reached: 0,
             encryption: false,
+            skipped: 0,
         };
         let pairs = has_redundancy.then(|| {
             let legs = devices.chunks(LEGS).map(|two| [Some(two[0].clone()), Some(two[1].clone())]);

@@ -499,6 +499,7 @@ mod tests {
             tail,
             reached: 0,
             encryption: false,
+            skipped: 0,
         };
         let decide =
             |found: &FoundLog, tail, lost| match plan(found.clone(), &superblock(tail), lost) {

@@ -28,6 +28,8 @@ const LOG_DEVICE_AT: usize = 192;
 const TAIL_AT: usize = 1024;
 /// Mark of encryption in the version for redundancy.
 const ENCRYPTION_AT: usize = 496;
+/// Numbers left out before the update, in the version for redundancy.
+const SKIPPED_AT: usize = 498;
 
 /// Device index of the log device.
 pub const LOG_INDEX: u16 = u16::MAX;
@@ -174,6 +176,9 @@ pub struct Superblock {
     pub reached: u64,
     /// The pool may have encrypted volumes, so programs that cannot decrypt must refuse it.
     pub encryption: bool,
+    /// Numbers left out before this update, 0 or 1: an absent leg may have an update with the number
+    /// that was left out.
+    pub skipped: u64,
 }
 
 fn put_device(block: &mut Block, at: usize, device: &DeviceRecord) {
@@ -241,6 +246,7 @@ impl Superblock {
         if self.has_redundancy() {
             put(&mut block, 8, &REDUNDANCY_VERSION.to_le_bytes());
             put(&mut block, ENCRYPTION_AT, &u16::from(self.encryption).to_le_bytes());
+            put(&mut block, SKIPPED_AT, &(self.skipped as u16).to_le_bytes());
             for (index, leg) in self.pairs.iter().flatten().enumerate() {
                 legs::encode(&mut block, index, leg);
             }
@@ -323,6 +329,11 @@ impl Superblock {
             (true, mark @ (0 | 1)) => mark == 1,
             (true, _) => return Err(FormatError::Field("encryption")),
         };
+        let skipped = match (has_redundancy, fields.u16(SKIPPED_AT)) {
+            (false, _) => 0,
+            (true, skipped @ (0 | 1)) => skipped.into(),
+            (true, _) => return Err(FormatError::Field("update")),
+        };
         let segment_blocks = fields.u32(104);
         let layout = PoolLayout::new(segment_blocks, &devices)?;
         let (log_device, tail) = log_fields(fields, segment_blocks)?;
@@ -375,6 +386,7 @@ impl Superblock {
             tail,
             reached,
             encryption,
+            skipped,
         })
     }
 }
@@ -410,7 +422,7 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
         false => {
             copy.pool == newest.pool
                 && copy.device_id() == newest.device_id()
-                && copy.update + 1 == newest.update
+                && copy.update == newest.previous()
         }
     };
     // One copy may be older than the others, if its writes failed.
@@ -433,6 +445,11 @@ impl Superblock {
             LOG_INDEX => self.log_device.is_none_or(|log| log.id != id),
             _ => self.devices.iter().any(is_removed),
         }
+    }
+
+    /// Number of the update before this one.
+    pub(crate) fn previous(&self) -> u64 {
+        self.update.saturating_sub(1 + self.skipped)
     }
 
     /// True if two devices hold each segment.

@@ -26,6 +26,7 @@ fn superblock(update: u64) -> Superblock {
         tail: TailVolumes::Listed(BTreeSet::from([3, 4])),
         reached: 9,
         encryption: update % 2 == 1,
+        skipped: 0,
     }
 }
 

@@ -20,6 +20,9 @@ pub(crate) enum LegStatus {
         /// Segments that it has, from the first on.
         copied: u32,
     },
+    /// Not attached at the opening, and not recorded as missing so far. It may have one update more
+    /// than the other legs: a crash interrupted that update.
+    Absent,
     /// Not used any more, and not recorded as missing so far.
     Failed,
     Missing,
@@ -31,7 +34,7 @@ impl LegStatus {
         match self {
             LegStatus::InSync => LegState::InSync,
             LegStatus::Behind { copied } => LegState::Behind { copied },
-            LegStatus::Failed | LegStatus::Missing => LegState::Missing,
+            LegStatus::Absent | LegStatus::Failed | LegStatus::Missing => LegState::Missing,
         }
     }
 

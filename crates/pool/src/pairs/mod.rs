@@ -108,7 +108,7 @@ impl Pairs {
                 (LegState::Behind { copied }, Some(_)) => LegStatus::Behind { copied },
                 (LegState::Missing, Some(_)) => LegStatus::Behind { copied: 0 },
                 (LegState::Missing, None) => LegStatus::Missing,
-                (LegState::InSync | LegState::Behind { .. }, None) => LegStatus::Failed,
+                (LegState::InSync | LegState::Behind { .. }, None) => LegStatus::Absent,
             };
             let status = [status(0), status(1)];
             let geometries = named.iter().flatten().map(|named| named.device.geometry());

@@ -182,7 +182,7 @@ impl Pair {
         match state.legs[leg] {
             LegStatus::InSync if other != LegStatus::InSync => return Err(error),
             LegStatus::InSync | LegStatus::Behind { .. } => {}
-            LegStatus::Failed | LegStatus::Missing => return Ok(()),
+            LegStatus::Absent | LegStatus::Failed | LegStatus::Missing => return Ok(()),
         }
         state.legs[leg] = LegStatus::Failed;
         drop(state);

@@ -1,10 +1,18 @@
 //! Superblock updates of a pool with redundancy.
+//!
+//! Invariant: the update that calls a leg missing has a number that no superblock of that leg has.
+//! Updates are written one after the other, each to all legs that get writes, so a leg has at most
+//! the update after the last complete one. A leg that fails has at most the one in which it failed,
+//! and the next one calls it missing. A leg that is absent at an opening may have the update that
+//! the last crash interrupted, which the present legs lack: the update that calls it missing leaves
+//! that number out. So a superblock of a leg from this update on is one of a leg that was used apart.
 
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
 use super::leg::LegDevice;
+use super::pair::Pair;
 use super::{LegStatus, Pairs};
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
@@ -170,7 +178,9 @@ impl Pairs {
         last: &mut Superblock,
         change: Option<&LegChange>,
     ) -> Result<bool, IoError> {
-        next.update = next.update.max(last.update + 1);
+        let is_absent = |pair: &Pair| pair.status().contains(&LegStatus::Absent);
+        next.skipped = u64::from(self.pairs.iter().any(is_absent));
+        next.update = next.update.max(last.update + 1) + next.skipped;
         next.pairs = self.records(last, next.update, change).pairs;
         for (device, pair) in next.devices.iter_mut().zip(&next.pairs) {
             *device = crate::ondisk::legs::device_of(pair, device.segments);
@@ -193,7 +203,9 @@ impl Pairs {
             let mut state = self.pairs[position / LEGS].state.lock();
             let status = &mut state.legs[position % LEGS];
             match (*status, record.state) {
-                (LegStatus::Failed, LegState::Missing) => *status = LegStatus::Missing,
+                (LegStatus::Absent | LegStatus::Failed, LegState::Missing) => {
+                    *status = LegStatus::Missing;
+                }
                 (LegStatus::Behind { .. }, LegState::InSync) => *status = LegStatus::InSync,
                 _ => {}
             }

@@ -35,7 +35,7 @@ pub(super) fn role(newest: &Superblock, own: &Superblock, is_second_phase: bool)
     };
     let leg = newest.leg(position).expect("it was found");
     if leg.state == LegState::InSync {
-        let lacks_one = own.update + 1 == newest.update && !is_second_phase;
+        let lacks_one = own.update == newest.previous() && !is_second_phase;
         return match own.update == newest.update || lacks_one {
             true => LegRole::Leg(position),
             false => LegRole::Outdated,

@@ -31,6 +31,7 @@ fn superblock(device: u16, update: u64, legs: [(u8, LegState, u64); LEGS]) -> Su
         tail: TailVolumes::default(),
         reached: 0,
         encryption: false,
+        skipped: 0,
     }
 }
 

@@ -37,7 +37,10 @@ pub(crate) fn options() -> CreateOptions {
 }
 
 pub(crate) async fn create(disks: &[&Disk]) -> (Pool, Arc<PoolVolume>) {
-    let devices = disks.iter().map(|disk| disk.named.clone()).collect();
+    create_on(disks.iter().map(|disk| disk.named.clone()).collect()).await
+}
+
+pub(crate) async fn create_on(devices: Vec<NamedDevice>) -> (Pool, Arc<PoolVolume>) {
     let pool = Pool::create(devices, &options()).await.unwrap();
     let size = VolumeOptions { size_bytes: 1000 * BLOCK, ..VolumeOptions::default() };
     let volume = pool.create_volume("db", &size).await.unwrap();

@@ -1,0 +1,68 @@
+//! Pools with redundancy: crashes in the middle of a superblock update.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_pool::{NamedDevice, Pool};
+use flagstone_runtime::{block_on, buf, spawn_detached};
+
+use crate::gate::{Call, Gate};
+use crate::redundancy::{Disk, create_on, disk, fill, holds, open, rebuilt};
+
+/// A disk with the present content of another one, as after a crash.
+async fn crashed(disk: &Disk) -> Disk {
+    let copy = crate::redundancy::disk(&disk.named.name);
+    let size = disk.memory.geometry().size_bytes;
+    for offset in (0..size).step_by(1 << 20) {
+        let read = disk.memory.read(offset, buf::alloc(1 << 20).await).await.unwrap();
+        copy.memory.write(offset, read.freeze(), false).await.unwrap();
+    }
+    copy
+}
+
+fn is_superblock(call: Call) -> bool {
+    matches!(call, Call::Write { offset, fua: true, .. } if offset < 1 << 20)
+}
+
+fn gated(disk: &Disk) -> (Gate, NamedDevice) {
+    let gate = Gate::new(disk.named.device.clone());
+    let device: SharedDevice = Arc::new(gate.clone());
+    (gate, NamedDevice { name: disk.named.name.clone(), device })
+}
+
+fn begin_checkpoint(pool: &Pool) {
+    let pool = pool.clone();
+    spawn_detached(async move {
+        let _interrupted = pool.checkpoint().await;
+    });
+}
+
+/// One leg had the first copies of an update when the machine crashed. The other one was used
+/// without it, and must not be confused with one that was used apart.
+#[test]
+fn leg_with_an_interrupted_update_returns() {
+    for ahead in 0..2 {
+        block_on(async {
+            let disks = [disk("/a"), disk("/b")];
+            let gates = [gated(&disks[0]), gated(&disks[1])];
+            let named = gates.each_ref().map(|(_, named)| named.clone());
+            let (pool, volume) = create_on(named.to_vec()).await;
+            fill(&volume, 1).await;
+            // No copy of the update reaches this leg.
+            gates[1 - ahead].0.hold(is_superblock);
+            begin_checkpoint(&pool);
+            gates[1 - ahead].0.holds_a_call().await;
+            let [a, b] = [crashed(&disks[0]).await, crashed(&disks[1]).await];
+            let both = [&a, &b];
+            let (pool, volume) = open(&[both[1 - ahead]]).await.unwrap();
+            holds(&volume, 1).await;
+            fill(&volume, 2).await;
+            pool.close().await.unwrap();
+            drop((pool, volume));
+            let (pool, volume) = open(&both).await.unwrap();
+            rebuilt(&pool).await;
+            holds(&volume, 2).await;
+        })
+        .unwrap();
+    }
+}
