@@ -33,6 +33,7 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         name: "fast".to_owned(),
         device: 0,
         devices: vec![device],
+        pairs: Vec::new(),
         segment_blocks: 256,
         log: 77,
         start: LogStart { sequence: 5, block: 17, following: 3, slot: 0 },

@@ -26,7 +26,7 @@ use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
 use crate::ondisk::volume_table::VolumeTable;
-use crate::pairs::Pairs;
+use crate::pairs::{AttachedLeg, Pairs};
 use crate::storage::{NamedDevice, Storage, read_block, write_block};
 
 /// Options of a new pool.
@@ -290,7 +290,8 @@ impl Pool {
             skipped: 0,
         };
         let pairs = has_redundancy.then(|| {
-            let legs = devices.chunks(LEGS).map(|two| [Some(two[0].clone()), Some(two[1].clone())]);
+            let leg = |named: &NamedDevice| AttachedLeg { named: named.clone(), is_current: true };
+            let legs = devices.chunks(LEGS).map(|two| [Some(leg(&two[0])), Some(leg(&two[1]))]);
             Arc::new(Pairs::new(&superblock, legs.collect()))
         });
         let devices = pairs.as_ref().map_or(devices, Pairs::devices);

@@ -422,7 +422,8 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
         false => {
             copy.pool == newest.pool
                 && copy.device_id() == newest.device_id()
-                && copy.update == newest.previous()
+                // A leg may have missed updates. Any of two whole copies has the newest one of it.
+                && (newest.has_redundancy() || copy.update == newest.previous())
         }
     };
     // One copy may be older than the others, if its writes failed.

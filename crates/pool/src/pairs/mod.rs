@@ -35,6 +35,15 @@ use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::Superblock;
 use crate::storage::NamedDevice;
 
+/// A leg at an opening.
+#[derive(Clone, Debug)]
+pub(crate) struct AttachedLeg {
+    pub(crate) named: NamedDevice,
+    /// It has the content that the newest superblock records. Otherwise it gets no copy of that
+    /// superblock, which would call it current, but only of the next one.
+    pub(crate) is_current: bool,
+}
+
 /// All pairs of a pool.
 #[derive(Debug)]
 pub(crate) struct Pairs {
@@ -100,17 +109,20 @@ async fn both<T>(
 impl Pairs {
     /// Pairs of a pool with this superblock. `legs` has the attached devices that belong to it; a
     /// leg whose state does not fit its record is recorded by [`Pairs::settle`].
-    pub(crate) fn new(superblock: &Superblock, legs: Vec<[Option<NamedDevice>; LEGS]>) -> Pairs {
-        let pair = |(index, named): (usize, [Option<NamedDevice>; LEGS])| {
+    pub(crate) fn new(superblock: &Superblock, legs: Vec<[Option<AttachedLeg>; LEGS]>) -> Pairs {
+        let pair = |(index, attached): (usize, [Option<AttachedLeg>; LEGS])| {
             let records = &superblock.pairs[index];
-            let status = |leg: usize| match (records[leg].state, &named[leg]) {
+            let status = |leg: usize| match (records[leg].state, &attached[leg]) {
+                (_, Some(AttachedLeg { is_current: false, .. })) | (LegState::Missing, Some(_)) => {
+                    LegStatus::Behind { copied: 0 }
+                }
                 (LegState::InSync, Some(_)) => LegStatus::InSync,
                 (LegState::Behind { copied }, Some(_)) => LegStatus::Behind { copied },
-                (LegState::Missing, Some(_)) => LegStatus::Behind { copied: 0 },
                 (LegState::Missing, None) => LegStatus::Missing,
                 (LegState::InSync | LegState::Behind { .. }, None) => LegStatus::Absent,
             };
             let status = [status(0), status(1)];
+            let named = attached.map(|leg| leg.map(|leg| leg.named));
             let geometries = named.iter().flatten().map(|named| named.device.geometry());
             let geometry = geometries.reduce(combined).expect("a device has a leg in sync");
             let device = |(leg, named): (usize, Option<NamedDevice>)| {
@@ -193,6 +205,12 @@ impl Pairs {
     /// Present device of the leg at this position.
     fn device(&self, position: usize) -> Arc<LegDevice> {
         self.pairs[position / LEGS].device(position % LEGS)
+    }
+
+    /// True if a superblock may go to the leg at this position: it records the content of the leg.
+    pub(crate) fn is_recorded(&self, superblock: &Superblock, position: usize) -> bool {
+        let status = self.pairs[position / LEGS].status()[position % LEGS];
+        superblock.leg(position).is_some_and(|leg| leg.state == status.recorded())
     }
 
     /// True if writes go to the leg at this position.

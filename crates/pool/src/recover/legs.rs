@@ -8,14 +8,14 @@ use crate::ondisk::superblock::Superblock;
 /// Decision about a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LegRole {
-    /// The leg at this position of the device table.
+    /// The leg at this position of the device table, with the recorded content.
     Leg(usize),
+    /// The leg at this position, which lacks updates, and so perhaps writes: to be rebuilt whole.
+    Stale(usize),
     /// A device that was replaced: ignored.
     Replaced,
     /// It was used without the device that has the newest superblock.
     Apart,
-    /// It should be in sync, and lacks updates.
-    Outdated,
 }
 
 fn calls_in_sync(superblock: &Superblock, position: usize) -> bool {
@@ -24,8 +24,18 @@ fn calls_in_sync(superblock: &Superblock, position: usize) -> bool {
 
 /// Role of a device with superblock `own`. `is_second_phase` is true if copies 2 or 3 of any device
 /// have the newest update.
+///
+/// The newest superblock alone does not prove that a leg has the recorded content: the leg may have
+/// failed in this update, before the next one called it missing. So the leg must have the update
+/// itself, or the one before while the update is in its first phase.
 pub(super) fn role(newest: &Superblock, own: &Superblock, is_second_phase: bool) -> LegRole {
     let id = own.device_id();
+    if id == newest.device_id() {
+        return LegRole::Leg(own.device.into());
+    }
+    if calls_out_of_sync(own, newest) {
+        return LegRole::Apart;
+    }
     let Some(position) = newest.pairs.iter().flatten().position(|leg| leg.id == id) else {
         let place = newest.leg(own.device.into());
         return match place.is_some_and(|leg| own.update < leg.since) {
@@ -34,35 +44,30 @@ pub(super) fn role(newest: &Superblock, own: &Superblock, is_second_phase: bool)
         };
     };
     let leg = newest.leg(position).expect("it was found");
-    if leg.state == LegState::InSync {
-        let lacks_one = own.update == newest.previous() && !is_second_phase;
-        return match own.update == newest.update || lacks_one {
-            true => LegRole::Leg(position),
-            false => LegRole::Outdated,
-        };
+    if leg.state != LegState::InSync && calls_in_sync(own, position) && own.update >= leg.since {
+        return LegRole::Apart;
     }
-    // The newest superblock itself may be on a leg that is behind.
-    let is_newest = newest.device_id() == id;
-    let was_used = calls_in_sync(own, position) && own.update >= leg.since;
-    let blames = !is_newest && !blamed_by(own, newest).unwrap_or(true);
-    match !is_newest && (was_used || blames) {
-        true => LegRole::Apart,
-        false => LegRole::Leg(position),
+    let lacks_one = own.update == newest.previous() && !is_second_phase;
+    match own.update == newest.update || lacks_one {
+        true => LegRole::Leg(position),
+        false => LegRole::Stale(position),
     }
 }
 
-/// Whether `own` calls the leg with the newest superblock in sync; none if that leg is new to it.
-fn blamed_by(own: &Superblock, newest: &Superblock) -> Option<bool> {
-    let id = newest.device_id();
-    let position = own.pairs.iter().flatten().position(|leg| leg.id == id)?;
-    Some(calls_in_sync(own, position))
+/// True if `own` calls the leg with the newest superblock missing or behind, after the newest
+/// superblock last changed the state of that leg.
+fn calls_out_of_sync(own: &Superblock, newest: &Superblock) -> bool {
+    let leg = newest.leg(newest.device.into()).expect("it is in the table");
+    let place = own.pairs.iter().flatten().position(|other| other.id == leg.id);
+    let is_out = |place: usize| !calls_in_sync(own, place);
+    leg.state == LegState::InSync && own.update >= leg.since && place.is_some_and(is_out)
 }
 
-/// Positions of the devices that have no leg in sync among `present` positions.
-pub(super) fn lost(newest: &Superblock, present: &[usize]) -> Option<PoolError> {
+/// Error if a device has no leg in sync among the positions `current`.
+pub(super) fn lost(newest: &Superblock, current: &[usize]) -> Option<PoolError> {
     for index in 0..newest.pairs.len() {
         let mut legs = LEGS * index..LEGS * (index + 1);
-        let is_usable = |leg: usize| present.contains(&leg) && calls_in_sync(newest, leg);
+        let is_usable = |leg: usize| current.contains(&leg) && calls_in_sync(newest, leg);
         if !legs.clone().any(is_usable) {
             let needed = legs.find(|leg| calls_in_sync(newest, *leg))?;
             let id = newest.leg(needed)?.id;

@@ -46,23 +46,38 @@ fn superblocks_decide_which_legs_are_used() {
         // Both in sync.
         (newest(9, both), other(9, both), true, LegRole::Leg(1)),
         (newest(9, both), other(8, both), false, LegRole::Leg(1)),
-        (newest(9, both), other(8, both), true, LegRole::Outdated),
-        (newest(9, both), other(7, both), false, LegRole::Outdated),
+        // It failed during update 9 or earlier.
+        (newest(9, both), other(8, both), true, LegRole::Stale(1)),
+        (newest(9, both), other(7, both), false, LegRole::Stale(1)),
         // It was absent, or failed during update 5.
-        (newest(9, without_2(6)), other(5, both), true, LegRole::Leg(1)),
-        (newest(9, without_2(6)), other(3, both), true, LegRole::Leg(1)),
+        (newest(9, without_2(6)), other(5, both), true, LegRole::Stale(1)),
+        (newest(9, without_2(6)), other(3, both), true, LegRole::Stale(1)),
         // It was used after it was called missing.
         (newest(9, without_2(6)), other(6, both), true, LegRole::Apart),
         (newest(9, without_2(6)), other(8, without_1(6)), true, LegRole::Apart),
         // It was used alone from an earlier update on, which the other leg had completed.
         (newest(9, without_2(6)), other(5, without_1(5)), true, LegRole::Apart),
         // A rebuild in progress.
-        (newest(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]), other(5, both), true, LegRole::Leg(1)),
+        (newest(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]), other(5, both), true, LegRole::Stale(1)),
+        (
+            newest(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
+            other(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
+            true,
+            LegRole::Leg(1),
+        ),
+        // It failed during a rebuild, or is an old copy: its progress may not be the recorded one.
         (
             newest(9, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
             other(8, [(1, IN_SYNC, 1), (2, BEHIND, 6)]),
             true,
-            LegRole::Leg(1),
+            LegRole::Stale(1),
+        ),
+        // The leg with the newest superblock was behind until update 8, which the other one missed.
+        (
+            newest(9, [(1, IN_SYNC, 8), (2, MISSING, 7)]),
+            other(6, without_1(4)),
+            true,
+            LegRole::Stale(1),
         ),
         // The end of a rebuild was interrupted.
         (

@@ -13,7 +13,7 @@ use crate::ondisk::FormatError;
 use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::legs::LEGS;
 use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, choose, copy_offset};
-use crate::pairs::Pairs;
+use crate::pairs::{AttachedLeg, Pairs};
 use crate::storage::{Devices, NamedDevice, Storage, read_block};
 
 /// The superblock of one device.
@@ -101,7 +101,8 @@ pub(crate) async fn read_copies(
 /// Brings every copy to the newest update before anything else is written: later writes may reuse
 /// space that an older update refers to. Damaged copies first get the update of their own device,
 /// unless another device lacks it, so that a torn write leaves two whole copies. Then the newest
-/// update goes to copies 0 and 1 of every device, and after that to copies 2 and 3.
+/// update goes to copies 0 and 1 of every device, and after that to copies 2 and 3. A leg whose
+/// content it does not record gets only the next update.
 ///
 /// # Errors
 /// Errors of the device whose second copy failed.
@@ -119,7 +120,9 @@ pub(crate) async fn repair(
     let own = |(index, _): (u16, NamedDevice)| {
         let id = Superblock { device: index, ..newest.clone() }.device_id();
         let found = found.iter().find(|found| found.superblock.device_id() == id);
-        Some((index, found?))
+        let pairs = storage.pairs.as_ref();
+        let is_recorded = pairs.is_none_or(|pairs| pairs.is_recorded(newest, index.into()));
+        Some((index, found.filter(|_| is_recorded)?))
     };
     let members: Vec<(u16, &FoundSuperblock)> =
         storage.members().into_iter().filter_map(own).collect();
@@ -257,9 +260,9 @@ fn assemble_pairs(
     is_second_phase: bool,
 ) -> Result<Storage, PoolError> {
     let pool = || newest.name.clone();
-    let mut legs: Vec<[Option<NamedDevice>; LEGS]> =
+    let mut legs: Vec<[Option<AttachedLeg>; LEGS]> =
         newest.pairs.iter().map(|_| [None, None]).collect();
-    let mut present = Vec::new();
+    let mut current = Vec::new();
     for (named, superblock) in found {
         let device = named.name.clone();
         let update = superblock.update;
@@ -267,28 +270,35 @@ fn assemble_pairs(
             let (first, second) = (first.to_owned(), device);
             return Err(PoolError::UsedApart { pool: pool(), first, second });
         }
-        match role(newest, superblock, is_second_phase) {
-            LegRole::Leg(position) => {
+        let role = role(newest, superblock, is_second_phase);
+        match role {
+            LegRole::Leg(position) | LegRole::Stale(position) => {
                 let is_bytes = named.device.geometry().size_bytes;
                 let was_bytes = newest.leg(position).map_or(0, |leg| leg.size_bytes);
                 if is_bytes < was_bytes {
                     return Err(PoolError::Cut { device, is_bytes, was_bytes });
                 }
-                legs[position / LEGS][position % LEGS] = Some((*named).clone());
-                present.push(position);
+                let is_current = role == LegRole::Leg(position);
+                match is_current {
+                    true => current.push(position),
+                    false => tracing::warn!(
+                        device,
+                        update,
+                        newest = newest.update,
+                        "device lacks updates of its pool: it is rebuilt"
+                    ),
+                }
+                let named = (*named).clone();
+                legs[position / LEGS][position % LEGS] = Some(AttachedLeg { named, is_current });
             }
             LegRole::Replaced => tracing::warn!(device, "device was replaced in pool {}", pool()),
             LegRole::Apart => {
                 let (first, second) = (first.to_owned(), device);
                 return Err(PoolError::UsedApart { pool: pool(), first, second });
             }
-            LegRole::Outdated => {
-                let (found, newest) = (update, newest.update);
-                return Err(PoolError::Outdated { device, found, newest });
-            }
         }
     }
-    if let Some(error) = lost(newest, &present) {
+    if let Some(error) = lost(newest, &current) {
         return Err(error);
     }
     let layout = PoolLayout::new(newest.segment_blocks, &newest.devices)

@@ -66,3 +66,31 @@ fn leg_with_an_interrupted_update_returns() {
         .unwrap();
     }
 }
+/// A leg failed during an update, and the machine crashed before the next one called it missing.
+#[test]
+fn leg_that_failed_in_an_update_is_rebuilt() {
+    block_on(async {
+        let disks = [disk("/a"), disk("/b")];
+        let (gate, a) = gated(&disks[0]);
+        let (pool, volume) = create_on(vec![a, disks[1].named.clone()]).await;
+        fill(&volume, 1).await;
+        disks[1].control.fail_writes(0..1 << 20);
+        let mut copies = 0;
+        gate.hold(move |call| {
+            copies += usize::from(is_superblock(call));
+            copies > 4
+        });
+        begin_checkpoint(&pool);
+        gate.holds_a_call().await;
+        let [a, b] = [crashed(&disks[0]).await, crashed(&disks[1]).await];
+        let (pool, volume) = open(&[&a, &b]).await.unwrap();
+        rebuilt(&pool).await;
+        holds(&volume, 1).await;
+        fill(&volume, 2).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        let (_pool, volume) = open(&[&b]).await.unwrap();
+        holds(&volume, 2).await;
+    })
+    .unwrap();
+}
