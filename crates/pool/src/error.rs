@@ -89,6 +89,17 @@ pub enum PoolError {
         /// Identifier of a device that has every write.
         id: crate::id::PoolId,
     },
+    /// A device of a pool with redundancy is absent, and may have been used without the others.
+    #[error(
+        "pool {pool}: the device with id {id} is absent or cannot be used, and may have later writes \
+         than the others: attach it, or consent to the loss of such writes"
+    )]
+    AbsentLeg {
+        /// Name of the pool.
+        pool: String,
+        /// Identifier of the device.
+        id: crate::id::PoolId,
+    },
     /// Two devices of a pool with redundancy were used without each other.
     #[error(
         "pool {pool}: {first} and {second} were used without each other, so each has writes that the \

@@ -41,7 +41,7 @@ pub use manage::device_set::DeviceSet;
 pub use manage::identity::{ExaminedPool, ExpectedPool, PoolIdentity};
 pub use manage::leg::{FormerLeg, StaleLeg};
 pub use manage::log_device::LogDeviceStatus;
-pub use manage::open::{LostTail, OpenOptions};
+pub use manage::open::{AbsentLegs, LostTail, OpenOptions};
 pub use manage::pool::{Pool, PoolStatus, RedundancyStatus};
 pub use manage::snapshot::{Diff, PreparedSnapshot, SnapshotInfo};
 pub use manage::volume::{PoolVolume, VolumeEncryption, VolumeInfo, VolumeOptions};

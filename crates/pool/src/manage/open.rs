@@ -50,6 +50,20 @@ pub struct OpenOptions {
     /// Names of volumes that cannot be opened if they lack changes, even if the tail is given up:
     /// a mirror has their data.
     pub mirrored: Vec<String>,
+    /// Handling of absent devices of a pool with redundancy.
+    pub absent: AbsentLegs,
+}
+
+/// Handling of absent devices of a pool with redundancy that may have later writes than the present
+/// ones: nothing on a device says that it failed, so the other one may have continued without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AbsentLegs {
+    /// Refuse the pool ([`PoolError::AbsentLeg`]).
+    #[default]
+    Refuse,
+    /// Open the pool as it is on the present devices. Later writes of absent ones are lost; if there
+    /// are any, a later opening with both is refused ([`PoolError::UsedApart`]).
+    GiveUp,
 }
 
 /// Handling of the tail of a lost log device.
@@ -170,7 +184,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError`] names the device and the reason, for devices that are not one complete and
     /// current pool, damaged metadata, and errors of devices. [`PoolError::LogDeviceMissing`] if
-    /// changes would be lost.
+    /// changes would be lost, and [`PoolError::AbsentLeg`] if they may be.
     pub async fn open_with(
         devices: Vec<NamedDevice>,
         options: &OpenOptions,
@@ -255,6 +269,11 @@ pub(super) async fn find_devices(
     };
     let (mut storage, superblock, is_log_current) = assemble(&found)?;
     options.expected.check(&superblock, devices)?;
+    let unproven = storage.pairs.as_ref().and_then(|pairs| pairs.unproven());
+    if let (Some(id), AbsentLegs::Refuse) = (unproven, options.absent) {
+        let pool = superblock.name.clone();
+        return Err(PoolError::AbsentLeg { pool, id });
+    }
     let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
     let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {
         Some((named, own)) if superblock.is_former(own) => FoundLog::Other(named.name),

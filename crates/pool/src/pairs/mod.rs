@@ -207,6 +207,23 @@ impl Pairs {
         self.pairs[position / LEGS].device(position % LEGS)
     }
 
+    /// An absent leg with which the pool may have been used without any of the present ones. Every
+    /// use needs a leg in sync of each pair, and records itself there: a pair whose legs in sync are
+    /// all present proves that nothing is newer.
+    pub(crate) fn unproven(&self) -> Option<PoolId> {
+        let last = self.last();
+        let absent = |(index, pair): (usize, &Pair)| {
+            let status = pair.status();
+            let is_absent = |leg: &usize| {
+                let recorded = last.pairs[index][*leg].state;
+                status[*leg] == LegStatus::Absent && recorded == LegState::InSync
+            };
+            (0..LEGS).find(is_absent).map(|leg| last.pairs[index][leg].id)
+        };
+        let absent: Option<Vec<PoolId>> = self.pairs.iter().enumerate().map(absent).collect();
+        absent?.first().copied()
+    }
+
     /// True if a superblock may go to the leg at this position: it records the content of the leg.
     pub(crate) fn is_recorded(&self, superblock: &Superblock, position: usize) -> bool {
         let status = self.pairs[position / LEGS].status()[position % LEGS];

@@ -18,6 +18,7 @@ mod log_changes;
 mod log_device;
 mod orders;
 mod redundancy;
+mod redundancy_absent;
 mod redundancy_crash;
 mod redundancy_replace;
 mod reserved;

@@ -9,7 +9,8 @@ use flagstone_blockdev::{
     SharedDevice, ZeroFlags,
 };
 use flagstone_pool::{
-    CreateOptions, LegState, NamedDevice, Pool, PoolError, PoolVolume, Redundancy, VolumeOptions,
+    AbsentLegs, CreateOptions, LegState, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume,
+    Redundancy, VolumeOptions,
 };
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, BufMut, block_on, buf, time};
@@ -40,6 +41,11 @@ pub(crate) async fn create(disks: &[&Disk]) -> (Pool, Arc<PoolVolume>) {
     create_on(disks.iter().map(|disk| disk.named.clone()).collect()).await
 }
 
+pub(crate) async fn open_any(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
+    let options = OpenOptions { absent: AbsentLegs::GiveUp, ..OpenOptions::default() };
+    Pool::open_with(devices, &options).await
+}
+
 pub(crate) async fn create_on(devices: Vec<NamedDevice>) -> (Pool, Arc<PoolVolume>) {
     let pool = Pool::create(devices, &options()).await.unwrap();
     let size = VolumeOptions { size_bytes: 1000 * BLOCK, ..VolumeOptions::default() };
@@ -47,8 +53,9 @@ pub(crate) async fn create_on(devices: Vec<NamedDevice>) -> (Pool, Arc<PoolVolum
     (pool, volume)
 }
 
+/// Opens a pool. Consents to the absence of the other devices.
 pub(crate) async fn open(disks: &[&Disk]) -> Result<(Pool, Arc<PoolVolume>), PoolError> {
-    let pool = Pool::open(disks.iter().map(|disk| disk.named.clone()).collect()).await?;
+    let pool = open_any(disks.iter().map(|disk| disk.named.clone()).collect()).await?;
     let volume = pool.open_volume("db").unwrap();
     Ok((pool, volume))
 }
@@ -365,7 +372,7 @@ async fn check_crash(
     context: &str,
 ) -> (Vec<u8>, Vec<Image>) {
     let (devices, trace) = disks(images, CRASH_BYTES, 0);
-    let pool = match Pool::open(devices).await {
+    let pool = match open_any(devices).await {
         Ok(pool) => pool,
         Err(error) => panic!("{context}: {error}"),
     };

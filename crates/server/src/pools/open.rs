@@ -149,7 +149,13 @@ impl Pools {
         }
         let open = async |log, tail| {
             let mirrored = self.leg_names(name);
-            let options = OpenOptions { log, tail, expected: expected.clone(), mirrored };
+            let options = OpenOptions {
+                log,
+                tail,
+                expected: expected.clone(),
+                mirrored,
+                ..OpenOptions::default()
+            };
             Pool::open_with(devices.clone(), &options).await
         };
         let full = |error: &PoolError, log| OpenPoolError {
@@ -248,7 +254,16 @@ impl Pools {
         };
         let identity = self.registry.identity(name);
         let expected = ExpectedPool { name: Some(name.to_owned()), identity };
-        Ok((devices, OpenOptions { log, tail, expected, mirrored: self.leg_names(name) }))
+        Ok((
+            devices,
+            OpenOptions {
+                log,
+                tail,
+                expected,
+                mirrored: self.leg_names(name),
+                ..OpenOptions::default()
+            },
+        ))
     }
 
     /// Checks that no other disk is a copy of a device of the pool, unless the copy is older.
