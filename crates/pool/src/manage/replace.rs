@@ -12,8 +12,11 @@ use super::pool::Pool;
 use super::space::OrderKind;
 use crate::error::{PoolError, VolumeError};
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
+use crate::pairs::WriteCalls;
 use crate::recover::superblocks::read_superblock;
 use crate::storage::NamedDevice;
+
+const UNENDED: &str = "earlier writes to it have not ended: try again when they have";
 
 impl Pool {
     /// Checks a device before it replaces `old`: the name of a device, or the identifier of a
@@ -60,9 +63,12 @@ impl Pool {
             if own.is_some_and(|own| own != position || pairs.is_used(own)) {
                 return unsuitable("it is a device of this pool already, or a copy of one");
             }
-            if own.is_some() && pairs.has_hung_calls(position) {
-                return unsuitable("earlier calls to it have not ended: reopen the pool first");
+            if own.is_some() && pairs.has_writes(position) {
+                return unsuitable(UNENDED);
             }
+        }
+        if WriteCalls::of(&new.device).are_running() {
+            return unsuitable(UNENDED);
         }
         let geometry = new.device.geometry();
         if geometry.volatile_cache && !shared.storage.has_volatile_cache() {

@@ -47,7 +47,7 @@ impl Pairs {
                 Some(buf) => buf,
                 None => buf::alloc(len).await,
             };
-            match own.limited(own.named.device.read(offset, memory)).await {
+            match own.read(offset, memory).await {
                 Ok(read) => {
                     if first.is_some() {
                         self.failed_reads.fetch_add(1, Ordering::Relaxed);
@@ -80,8 +80,8 @@ impl Pairs {
         let range = offset..offset + data.len() as u64;
         let (in_progress, written) = pair.begin_write(range).await;
         let call = |own: &Arc<LegDevice>| {
-            let (own, call) = (own.clone(), own.named.device.write(offset, data.clone(), fua));
-            async move { own.limited(call).await }
+            let (own, data) = (own.clone(), data.clone());
+            async move { own.write(offset, data, fua).await }
         };
         let results = both(written[0].as_ref().map(call), written[1].as_ref().map(call)).await;
         drop(in_progress);
@@ -93,8 +93,8 @@ impl Pairs {
         let pair = &self.pairs[index];
         let written = pair.written();
         let call = |own: &Arc<LegDevice>| {
-            let (own, call) = (own.clone(), own.named.device.flush());
-            async move { own.limited(call).await }
+            let own = own.clone();
+            async move { own.flush().await }
         };
         let results = both(written[0].as_ref().map(call), written[1].as_ref().map(call)).await;
         pair.judge(&written, results)?;

@@ -1,12 +1,13 @@
 //! Leg: one of the two devices of a pair, and its present use.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU32;
 
-use flagstone_blockdev::{IoError, IoFuture};
-use flagstone_runtime::{spawn_detached, time};
+use flagstone_blockdev::IoError;
+use flagstone_runtime::{Buf, BufMut, time};
 use parking_lot::Mutex;
 
+use super::calls::WriteCalls;
 use crate::limits::LEG_TIME_LIMIT;
 use crate::ondisk::legs::LegState;
 use crate::storage::NamedDevice;
@@ -48,8 +49,7 @@ impl LegStatus {
 #[derive(Debug)]
 pub(super) struct LegDevice {
     pub(super) named: NamedDevice,
-    /// Calls that did not end in time, and still run.
-    hung: Arc<AtomicUsize>,
+    calls: Arc<WriteCalls>,
     /// Segments that a rebuild in progress has copied.
     pub(super) copied: AtomicU32,
     /// Failed call that ended the use of the device.
@@ -58,35 +58,50 @@ pub(super) struct LegDevice {
 
 impl LegDevice {
     pub(super) fn new(named: NamedDevice) -> Arc<LegDevice> {
-        Arc::new(LegDevice {
-            named,
-            hung: Arc::default(),
-            copied: AtomicU32::new(0),
-            failure: Mutex::new(None),
-        })
+        let calls = WriteCalls::of(&named.device);
+        Arc::new(LegDevice { named, calls, copied: AtomicU32::new(0), failure: Mutex::new(None) })
     }
 
     pub(super) fn name(&self) -> &str {
         &self.named.name
     }
 
-    /// True if calls did not end in time, and still run.
-    pub(super) fn has_hung_calls(&self) -> bool {
-        self.hung.load(Ordering::Acquire) > 0
+    /// True if writes are in progress, whether their callers wait for them or not.
+    pub(super) fn has_writes(&self) -> bool {
+        self.calls.are_running()
     }
 
-    /// Ends a call in time.
-    pub(super) async fn limited<T: 'static>(&self, mut call: IoFuture<T>) -> Result<T, IoError> {
-        if let Ok(result) = time::timeout(LEG_TIME_LIMIT, &mut call).await {
-            return result;
-        }
-        tracing::error!(device = self.name(), "device does not answer");
-        let hung = self.hung.clone();
-        hung.fetch_add(1, Ordering::AcqRel);
-        spawn_detached(async move {
-            let _late = call.await;
-            hung.fetch_sub(1, Ordering::AcqRel);
-        });
-        Err(IoError::Unreachable)
+    /// Reads, with a time limit.
+    ///
+    /// # Errors
+    /// Of the device; [`IoError::Unreachable`] if it does not answer.
+    pub(super) async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
+        self.limited(self.named.device.read(offset, buf)).await
+    }
+
+    /// Writes, with a time limit. A write that exceeds it may take effect later.
+    ///
+    /// # Errors
+    /// As [`LegDevice::read`].
+    pub(super) async fn write(&self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
+        self.limited(self.calls.write(offset, data, fua)).await
+    }
+
+    /// Flushes, with a time limit.
+    ///
+    /// # Errors
+    /// As [`LegDevice::read`].
+    pub(super) async fn flush(&self) -> Result<(), IoError> {
+        self.limited(self.named.device.flush()).await
+    }
+
+    async fn limited<T>(
+        &self,
+        call: impl Future<Output = Result<T, IoError>>,
+    ) -> Result<T, IoError> {
+        time::timeout(LEG_TIME_LIMIT, call).await.unwrap_or_else(|_| {
+            tracing::error!(device = self.name(), "device does not answer");
+            Err(IoError::Unreachable)
+        })
     }
 }

@@ -8,9 +8,10 @@
 //! - one superblock update at a time, legs in sync first: a leg never has an update that its other
 //!   leg lacks. No update follows one that failed or was dropped.
 //!
-//! A call that a leg does not answer in time counts as failed. It may still take effect later, so
-//! the leg is not used again while such calls are in progress.
+//! A call that a leg does not answer in time counts as failed. A write may still take effect later,
+//! so a device is not taken into use while it has writes in progress ([`WriteCalls`]).
 
+mod calls;
 mod device;
 mod leg;
 mod pair;
@@ -25,6 +26,7 @@ use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
+pub(crate) use self::calls::WriteCalls;
 pub(crate) use self::device::PairDevice;
 use self::leg::LegDevice;
 pub(crate) use self::leg::LegStatus;
@@ -235,9 +237,9 @@ impl Pairs {
         self.pairs[position / LEGS].status()[position % LEGS].is_written()
     }
 
-    /// True if calls to the leg at this position did not end in time, and still run.
-    pub(crate) fn has_hung_calls(&self, position: usize) -> bool {
-        self.device(position).has_hung_calls()
+    /// True if the device of the leg at this position has writes in progress.
+    pub(crate) fn has_writes(&self, position: usize) -> bool {
+        self.device(position).has_writes()
     }
 
     /// Gives the leg at this position another device, which is behind. A rebuild of the former

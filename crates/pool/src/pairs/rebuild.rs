@@ -89,8 +89,7 @@ impl Pairs {
         offset: u64,
         data: flagstone_runtime::Buf,
     ) -> Result<(), IoError> {
-        let own = &behind.device;
-        let written = own.limited(own.named.device.write(offset, data, false)).await;
+        let written = behind.device.write(offset, data, false).await;
         self.judge_behind(behind, written).await
     }
 
@@ -110,7 +109,7 @@ impl Pairs {
     /// Makes the copies durable, and records the progress.
     async fn record_progress(&self, behind: &Behind, copied: u32) -> Result<(), IoError> {
         let Behind { index, leg, device, .. } = behind;
-        let flushed = device.limited(device.named.device.flush()).await;
+        let flushed = device.flush().await;
         self.judge_behind(behind, flushed).await?;
         match self.pairs[*index].progress(*leg, device, copied) {
             true => self.settle().await.map(drop),

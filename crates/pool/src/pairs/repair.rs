@@ -21,7 +21,7 @@ impl Pairs {
         buf: BufMut,
     ) -> Result<BufMut, IoError> {
         let own = self.pairs[index].sync_device(leg).ok_or(IoError::Unreachable)?;
-        own.limited(own.named.device.read(offset, buf)).await
+        own.read(offset, buf).await
     }
 
     /// Contents of a range on each leg in sync; `None` where it cannot be read.
@@ -67,11 +67,11 @@ impl Pairs {
         }
         let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
         let leg = pair.device(other);
-        let found = leg.limited(leg.named.device.read(offset, buf::alloc(len).await)).await;
+        let found = leg.read(offset, buf::alloc(len).await).await;
         if found.is_ok_and(|found| found[..] == content[..]) {
             return Ok(());
         }
-        match leg.limited(leg.named.device.write(offset, content.freeze(), false)).await {
+        match leg.write(offset, content.freeze(), false).await {
             Ok(()) => Ok(()),
             Err(error) => pair.fail(other, &leg, error),
         }
@@ -101,7 +101,7 @@ impl Pairs {
             let mut copy = buf::alloc(len).await;
             copy.copy_from_slice(&good);
             let Some(own) = pair.sync_device(leg) else { continue };
-            match own.limited(own.named.device.write(offset, copy.freeze(), true)).await {
+            match own.write(offset, copy.freeze(), true).await {
                 Ok(()) => {
                     self.repaired_blocks.fetch_add(len as u64 / 4096, Ordering::Relaxed);
                     let device = own.name();

@@ -227,8 +227,7 @@ impl Pairs {
         let own = Superblock { device: position as u16, ..superblock.clone() };
         let device = self.device(position);
         let data = copy_memory(&own.encode(copy));
-        let call = device.named.device.write(copy_offset(copy), data, true);
-        let written = device.limited(call).await;
+        let written = device.write(copy_offset(copy), data, true).await;
         let Err(error) = written else { return Ok(()) };
         *failures = match error {
             IoError::Unreachable => GIVEN_UP,

@@ -13,7 +13,7 @@ use crate::ondisk::FormatError;
 use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::legs::LEGS;
 use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, choose, copy_offset};
-use crate::pairs::{AttachedLeg, Pairs};
+use crate::pairs::{AttachedLeg, Pairs, WriteCalls};
 use crate::storage::{Devices, NamedDevice, Storage, read_block};
 
 /// The superblock of one device.
@@ -62,7 +62,15 @@ pub(crate) async fn read_superblocks(
 ) -> Result<Vec<(NamedDevice, FoundSuperblock)>, PoolError> {
     let (mut found, mut unusable) = (Vec::with_capacity(devices.len()), None);
     for named in devices {
-        let read = time::timeout(LEG_TIME_LIMIT, read_superblock(named)).await;
+        let read = async {
+            let own = read_superblock(named).await?;
+            if own.superblock.has_redundancy() {
+                // Writes of an earlier opening could overwrite later ones.
+                WriteCalls::of(&named.device).ended().await;
+            }
+            Ok(own)
+        };
+        let read = time::timeout(LEG_TIME_LIMIT, read).await;
         let hung = || PoolError::Device { device: named.name.clone(), error: IoError::Unreachable };
         match read.unwrap_or_else(|_| Err(hung())) {
             Ok(own) => found.push((named.clone(), own)),

@@ -20,6 +20,7 @@ mod orders;
 mod redundancy;
 mod redundancy_absent;
 mod redundancy_crash;
+mod redundancy_hung;
 mod redundancy_replace;
 mod reserved;
 mod reserved_history;

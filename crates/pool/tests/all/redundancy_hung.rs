@@ -1,0 +1,98 @@
+//! Pools with redundancy: devices that do not answer, and calls that end late.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_pool::{LegState, NamedDevice, Pool};
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{block_on, spawn_detached, time};
+
+use crate::gate::{Call, Gate};
+use crate::redundancy::{Disk, create_on, disk, fill, holds, open_any, rebuilt, write};
+
+/// Runs a test in simulated time.
+fn simulated(test: impl Future<Output = ()> + 'static) {
+    let sim = Simulation::new(1, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, test);
+    sim.block_on(async { done.await.unwrap() });
+}
+
+fn gated(disk: &Disk) -> (Gate, NamedDevice) {
+    let gate = Gate::new(disk.named.device.clone());
+    let device: SharedDevice = Arc::new(gate.clone());
+    (gate, NamedDevice { name: disk.named.name.clone(), device })
+}
+
+/// Holds the next write, and no other.
+fn hold_next_write(gate: &Gate) {
+    let mut is_next = true;
+    gate.hold(move |call| matches!(call, Call::Write { .. }) && std::mem::take(&mut is_next));
+}
+
+fn leg(pool: &Pool, leg: usize) -> LegState {
+    pool.status().redundancy.unwrap().legs[leg].state
+}
+
+/// A write of an earlier opening could overwrite what the next one wrote.
+#[test]
+fn device_with_calls_of_an_earlier_opening_is_not_used() {
+    simulated(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (gate, gated) = gated(&b);
+        let devices = vec![a.named.clone(), gated];
+        let (pool, volume) = create_on(devices.clone()).await;
+        fill(&volume, 1).await;
+        hold_next_write(&gate);
+        let unacknowledged = time::timeout(Duration::from_secs(1), write(&volume, 1, 1)).await;
+        assert!(unacknowledged.is_err());
+        drop((pool, volume));
+        let pool = open_any(devices.clone()).await.unwrap();
+        assert_eq!(leg(&pool, 1), LegState::Missing);
+        let volume = pool.open_volume("db").unwrap();
+        fill(&volume, 2).await;
+        drop((pool, volume));
+        gate.release();
+        gate.is_idle().await;
+        let pool = open_any(devices).await.unwrap();
+        rebuilt(&pool).await;
+        holds(&pool.open_volume("db").unwrap(), 2).await;
+    });
+}
+
+/// A device failed while another of its calls was in progress, which had not reached its limit.
+#[test]
+fn failed_device_is_not_reused_before_its_calls_end() {
+    block_on(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (gate, gated) = gated(&b);
+        let (pool, volume) = create_on(vec![a.named.clone(), gated.clone()]).await;
+        fill(&volume, 1).await;
+        hold_next_write(&gate);
+        let begin_write = |block| {
+            let volume = volume.clone();
+            spawn_detached(async move {
+                let _late = write(&volume, block, 2).await;
+            });
+        };
+        begin_write(1);
+        gate.holds_a_call().await;
+        b.control.set_unreachable(true);
+        begin_write(2);
+        while leg(&pool, 1) != LegState::Missing {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        b.control.set_unreachable(false);
+        b.control.reopen();
+        let refused = pool.replace_device("/b", gated.clone(), true).await.unwrap_err();
+        assert!(refused.to_string().contains("have not ended"), "{refused}");
+        gate.release();
+        gate.is_idle().await;
+        pool.replace_device("/b", gated, true).await.unwrap();
+        rebuilt(&pool).await;
+        fill(&volume, 3).await;
+        holds(&volume, 3).await;
+    })
+    .unwrap();
+}
