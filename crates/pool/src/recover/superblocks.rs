@@ -1,7 +1,9 @@
 //! Superblocks: checks that the given devices are one complete and current pool. Pure, except for
 //! the reading.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
@@ -52,39 +54,91 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
     Ok(FoundSuperblock { superblock, damaged, older })
 }
 
+/// Reads of several superblocks in progress, and their results.
+struct ReadAll<'a> {
+    reads: Vec<Pin<Box<dyn Future<Output = Result<FoundSuperblock, PoolError>> + 'a>>>,
+    results: Vec<Option<Result<FoundSuperblock, PoolError>>>,
+}
+
+impl<'a> ReadAll<'a> {
+    fn new(devices: &'a [NamedDevice]) -> ReadAll<'a> {
+        let reads = devices.iter().map(|named| Box::pin(read_superblock(named)) as _).collect();
+        ReadAll { reads, results: devices.iter().map(|_| None).collect() }
+    }
+
+    fn is_over(&self) -> bool {
+        self.results.iter().all(Option::is_some)
+    }
+
+    fn has_redundancy(&self) -> bool {
+        let mut found = self.results.iter().flatten().flatten();
+        found.any(|found| found.superblock.has_redundancy())
+    }
+
+    /// Reads until `is_enough`.
+    async fn until(&mut self, is_enough: impl Fn(&ReadAll<'a>) -> bool) {
+        std::future::poll_fn(|cx| {
+            for (read, result) in self.reads.iter_mut().zip(&mut self.results) {
+                if result.is_none()
+                    && let Poll::Ready(ended) = read.as_mut().poll(cx)
+                {
+                    *result = Some(ended);
+                }
+            }
+            match is_enough(self) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
 /// Reads the superblocks of devices. With redundancy, another device may have the data of one that
-/// cannot be used.
+/// cannot be used, so devices have a time limit from the first superblock on. A pool without
+/// redundancy waits for all of its devices.
 ///
 /// # Errors
 /// As [`read_superblock`], unless a device of a pool with redundancy was found.
 pub(crate) async fn read_superblocks(
     devices: &[NamedDevice],
 ) -> Result<Vec<(NamedDevice, FoundSuperblock)>, PoolError> {
+    let mut all = ReadAll::new(devices);
+    all.until(|all| all.is_over() || all.has_redundancy()).await;
+    let begun = time::now();
+    let _silent = time::timeout(LEG_TIME_LIMIT, all.until(ReadAll::is_over)).await;
+    let has_redundancy = all.has_redundancy();
     let (mut found, mut unusable) = (Vec::with_capacity(devices.len()), None);
-    for named in devices {
-        let read = async {
-            let own = read_superblock(named).await?;
-            if own.superblock.has_redundancy() {
-                // Writes of an earlier opening could overwrite later ones.
-                WriteCalls::of(&named.device).ended().await;
-            }
-            Ok(own)
-        };
-        let read = time::timeout(LEG_TIME_LIMIT, read).await;
+    for (named, result) in devices.iter().zip(all.results) {
         let hung = || PoolError::Device { device: named.name.clone(), error: IoError::Unreachable };
-        match read.unwrap_or_else(|_| Err(hung())) {
+        match result.unwrap_or_else(|| Err(hung())) {
+            Ok(own) if own.superblock.has_redundancy() => {
+                // Writes of an earlier opening could overwrite later ones.
+                let left = LEG_TIME_LIMIT.saturating_sub(begun.elapsed());
+                let writes = WriteCalls::of(&named.device);
+                match time::timeout(left, writes.ended()).await {
+                    Ok(()) => found.push((named.clone(), own)),
+                    Err(_) => {
+                        tracing::error!(
+                            device = named.name,
+                            "a device cannot be used: writes of an earlier opening have not ended"
+                        );
+                        unusable = unusable.or(Some(hung()));
+                    }
+                }
+            }
             Ok(own) => found.push((named.clone(), own)),
-            Err(error) => unusable = unusable.or(Some(error)),
+            Err(error) => {
+                if has_redundancy {
+                    tracing::error!(%error, "a device of a pool with redundancy cannot be used");
+                }
+                unusable = unusable.or(Some(error));
+            }
         }
     }
-    let has_redundancy = found.iter().any(|(_, found)| found.superblock.has_redundancy());
     match unusable {
-        Some(error) if has_redundancy => {
-            tracing::error!(%error, "a device of a pool with redundancy cannot be used");
-            Ok(found)
-        }
-        Some(error) => Err(error),
-        None => Ok(found),
+        Some(error) if !has_redundancy || found.is_empty() => Err(error),
+        Some(_) | None => Ok(found),
     }
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_pool::{LegState, NamedDevice, Pool};
+use flagstone_pool::{CreateOptions, LegState, NamedDevice, Pool, Redundancy};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{block_on, spawn_detached, time};
 
 use crate::gate::{Call, Gate};
-use crate::redundancy::{Disk, create_on, disk, fill, holds, open_any, rebuilt, write};
+use crate::redundancy::{Disk, create_on, disk, fill, holds, open_any, options, rebuilt, write};
 
 /// Runs a test in simulated time.
 fn simulated(test: impl Future<Output = ()> + 'static) {
@@ -95,4 +95,50 @@ fn failed_device_is_not_reused_before_its_calls_end() {
         holds(&volume, 3).await;
     })
     .unwrap();
+}
+
+fn is_read(call: Call) -> bool {
+    matches!(call, Call::Read { .. })
+}
+
+/// Releases a gate after this time.
+fn release_after(gate: &Gate, seconds: u64) {
+    let gate = gate.clone();
+    spawn_detached(async move {
+        time::sleep(Duration::from_secs(seconds)).await;
+        gate.release();
+    });
+}
+
+/// The time limit of legs once applied to the superblocks of all pools.
+#[test]
+fn slow_device_of_a_plain_pool_is_awaited() {
+    simulated(async {
+        let a = disk("/a");
+        let (gate, gated) = gated(&a);
+        let plain = CreateOptions { redundancy: Redundancy::None, ..options() };
+        drop(Pool::create(vec![gated.clone()], &plain).await.unwrap());
+        gate.hold(is_read);
+        release_after(&gate, 25);
+        Pool::open(vec![gated]).await.unwrap();
+    });
+}
+
+#[test]
+fn opening_continues_without_a_silent_device() {
+    for silent in 0..2 {
+        simulated(async move {
+            let disks = [disk("/a"), disk("/b")];
+            let (gate, gated) = gated(&disks[silent]);
+            let mut devices = vec![disks[0].named.clone(), disks[1].named.clone()];
+            devices[silent] = gated;
+            let (pool, volume) = create_on(devices.clone()).await;
+            fill(&volume, 1).await;
+            drop((pool, volume));
+            gate.hold(is_read);
+            let pool = open_any(devices).await.unwrap();
+            assert_eq!(leg(&pool, silent), LegState::Missing);
+            holds(&pool.open_volume("db").unwrap(), 1).await;
+        });
+    }
 }
