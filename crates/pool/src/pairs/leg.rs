@@ -87,6 +87,19 @@ impl LegDevice {
         self.limited(self.calls.write(offset, data, fua)).await
     }
 
+    /// Writes, without a time limit.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(super) async fn write_unlimited(
+        &self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        self.calls.write(offset, data, fua).await
+    }
+
     /// Flushes, with a time limit.
     ///
     /// # Errors

@@ -5,8 +5,8 @@
 //! - a write is acknowledged when every leg that is in sync or behind has it. A leg that failed is
 //!   first recorded as missing on the other legs;
 //! - a device always has a leg in sync: the last one does not fail, but its calls do;
-//! - one superblock update at a time, legs in sync first: a leg never has an update that its other
-//!   leg lacks. No update follows one that failed or was dropped.
+//! - one superblock update at a time, legs in sync first: a leg that is behind never has an update
+//!   that a leg in sync lacks. No update follows one that failed or was dropped.
 //!
 //! A call that a leg does not answer in time counts as failed. A write may still take effect later,
 //! so a device is not taken into use while it has writes in progress ([`WriteCalls`]).
@@ -17,6 +17,7 @@ mod leg;
 mod pair;
 pub(crate) mod rebuild;
 mod repair;
+mod together;
 mod updates;
 
 use std::sync::Arc;

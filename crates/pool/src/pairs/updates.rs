@@ -7,12 +7,14 @@
 //! the last crash interrupted, which the present legs lack: the update that calls it missing leaves
 //! that number out. So a superblock of a leg from this update on is one of a leg that was used apart.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
 use super::leg::LegDevice;
 use super::pair::Pair;
+use super::together::{LegCall, together};
 use super::{LegStatus, Pairs};
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
@@ -185,18 +187,9 @@ impl Pairs {
         for (device, pair) in next.devices.iter_mut().zip(&next.pairs) {
             *device = crate::ondisk::legs::device_of(pair, device.segments);
         }
-        let mut members = self.members();
-        let is_behind = |position: &usize| {
-            self.pairs[position / LEGS].status()[position % LEGS] != LegStatus::InSync
-        };
-        members.sort_by_key(|(position, _)| is_behind(position));
-        let mut failures = vec![0; members.len()];
+        let legs = self.writers();
         for phase in [0..2, 2..COPIES] {
-            for ((position, _), failures) in members.iter().zip(&mut failures) {
-                for copy in phase.clone() {
-                    self.write_copy(*position, next, copy, failures).await?;
-                }
-            }
+            self.write_copies(&legs, |_| (next, phase.clone().collect())).await?;
         }
         *last = next.clone();
         for (position, record) in next.pairs.iter().flatten().enumerate() {
@@ -210,33 +203,92 @@ impl Pairs {
                 _ => {}
             }
         }
-        Ok(failures.iter().all(|failures| *failures < GIVEN_UP))
+        Ok(!self.pairs.iter().any(|pair| pair.status().contains(&LegStatus::Failed)))
     }
 
-    /// Writes a copy of one leg, which fails with its second copy.
-    async fn write_copy(
-        &self,
-        position: usize,
-        superblock: &Superblock,
-        copy: usize,
-        failures: &mut u32,
-    ) -> Result<(), IoError> {
-        if *failures >= GIVEN_UP {
-            return Ok(());
-        }
-        let own = Superblock { device: position as u16, ..superblock.clone() };
-        let device = self.device(position);
-        let data = copy_memory(&own.encode(copy));
-        let written = device.write(copy_offset(copy), data, true).await;
-        let Err(error) = written else { return Ok(()) };
-        *failures = match error {
-            IoError::Unreachable => GIVEN_UP,
-            _ => *failures + 1,
+    /// The legs that get superblocks.
+    pub(super) fn writers(&self) -> Vec<CopyWriter> {
+        let writer = |position: usize| {
+            let device = self.device(position);
+            let status = self.pairs[position / LEGS].status_of(position % LEGS, &device)?;
+            let is_in_sync = status == LegStatus::InSync;
+            let writer = CopyWriter { position, device, is_in_sync, failures: Cell::new(0) };
+            status.is_written().then_some(writer)
         };
-        match *failures >= GIVEN_UP {
-            true => self.pairs[position / LEGS].fail(position % LEGS, &device, error),
-            false => Ok(()),
+        (0..LEGS * self.pairs.len()).filter_map(writer).collect()
+    }
+
+    /// Writes copies to all legs in sync at the same time, then to the others. A leg that fails is
+    /// left out from then on.
+    ///
+    /// # Errors
+    /// Of the last leg in sync of a device.
+    pub(super) async fn write_copies<'a>(
+        &self,
+        legs: &'a [CopyWriter],
+        copies: impl Fn(&CopyWriter) -> (&'a Superblock, Vec<usize>),
+    ) -> Result<(), IoError> {
+        for is_in_sync in [true, false] {
+            let is_next = |leg: &&CopyWriter| {
+                leg.is_in_sync == is_in_sync
+                    && leg.failures.get() < GIVEN_UP
+                    && self.is_written(leg.position, &leg.device)
+            };
+            let part: Vec<&CopyWriter> = legs.iter().filter(is_next).collect();
+            let write = async |leg: &CopyWriter| {
+                let (superblock, copies) = copies(leg);
+                leg.write(superblock, &copies).await
+            };
+            let mut writes: Vec<_> = part.iter().map(|leg| Box::pin(write(leg))).collect();
+            let call = |(leg, write): (&&CopyWriter, _)| {
+                LegCall::new(write, leg.position / LEGS, is_in_sync, !is_in_sync)
+            };
+            let pinned = writes.iter_mut().map(|write| write.as_mut() as _);
+            let mut calls: Vec<LegCall<'_>> = part.iter().zip(pinned).map(call).collect();
+            let results = together(&mut calls).await;
+            for (leg, result) in part.iter().zip(results) {
+                if let Err(error) = result {
+                    leg.failures.set(GIVEN_UP);
+                    self.pairs[leg.position / LEGS].fail(
+                        leg.position % LEGS,
+                        &leg.device,
+                        error,
+                    )?;
+                }
+            }
         }
+        Ok(())
+    }
+}
+
+/// A leg that gets copies of superblocks.
+pub(super) struct CopyWriter {
+    pub(super) position: usize,
+    device: Arc<LegDevice>,
+    is_in_sync: bool,
+    /// Copies that failed.
+    failures: Cell<u32>,
+}
+
+impl CopyWriter {
+    /// Writes copies in this order.
+    ///
+    /// # Errors
+    /// Of the second copy that failed.
+    async fn write(&self, superblock: &Superblock, copies: &[usize]) -> Result<(), IoError> {
+        let own = Superblock { device: self.position as u16, ..superblock.clone() };
+        for copy in copies {
+            let data = copy_memory(&own.encode(*copy));
+            let written = self.device.write_unlimited(copy_offset(*copy), data, true).await;
+            if let Err(error) = written {
+                tracing::warn!(device = self.device.name(), copy, %error, "superblock copy failed");
+                self.failures.set(self.failures.get() + 1);
+                if error == IoError::Unreachable || self.failures.get() >= GIVEN_UP {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -142,3 +142,28 @@ fn opening_continues_without_a_silent_device() {
         });
     }
 }
+
+/// Each hung leg once cost an update ten seconds.
+#[test]
+fn several_hung_legs_delay_an_update_once() {
+    simulated(async {
+        let disks: Vec<Disk> = ["/a", "/b", "/c", "/d", "/e", "/f"].map(disk).into();
+        let gates: Vec<(Gate, NamedDevice)> = disks.iter().map(gated).collect();
+        let named = gates.iter().map(|(_, named)| named.clone()).collect();
+        let (pool, volume) = create_on(named).await;
+        fill(&volume, 1).await;
+        for second in [1, 3, 5] {
+            let is_superblock =
+                |call| matches!(call, Call::Write { offset, .. } if offset < 1 << 20);
+            gates[second].0.hold(is_superblock);
+        }
+        let begun = time::now();
+        pool.checkpoint().await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        fill(&volume, 2).await;
+        holds(&volume, 2).await;
+        for second in [1, 3, 5] {
+            assert_eq!(leg(&pool, second), LegState::Missing);
+        }
+    });
+}
