@@ -140,9 +140,12 @@ pub const READ_RETRY_TIME: Duration = Duration::from_secs(10);
 /// Longest time for retries of all blocks together.
 pub const READ_RETRY_TOTAL: Duration = Duration::from_secs(60);
 
-/// Longest time of a call to a device of a pool with redundancy. Then the pool continues with the
-/// other copy: below the command timeout of hosts, 30 s.
+/// Longest time of a call to a device of a pool with redundancy while the other device of the pair
+/// answers. Then the pool continues with the other copy: below the command timeout of hosts, 30 s.
 pub const LEG_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// Time in which a device counts as answering: it reads its superblock.
+pub const LEG_ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// Bytes of one copy between two legs: 1 MiB.
 pub const REBUILD_BYTES: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use flagstone_blockdev::{
 use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
 use super::leg::LegDevice;
-use super::{LegStatus, Pairs, both};
+use super::{LegStatus, Pairs};
 use crate::ondisk::legs::{LEGS, LegRecord};
 use crate::storage::NamedDevice;
 
@@ -47,7 +47,7 @@ impl Pairs {
                 Some(buf) => buf,
                 None => buf::alloc(len).await,
             };
-            match own.read(offset, memory).await {
+            match pair.limited(leg, own.read(offset, memory)).await {
                 Ok(read) => {
                     if first.is_some() {
                         self.failed_reads.fetch_add(1, Ordering::Relaxed);
@@ -79,25 +79,21 @@ impl Pairs {
         let pair = &self.pairs[index];
         let range = offset..offset + data.len() as u64;
         let (in_progress, written) = pair.begin_write(range).await;
-        let call = |own: &Arc<LegDevice>| {
-            let (own, data) = (own.clone(), data.clone());
+        let call = |own: Arc<LegDevice>| {
+            let data = data.clone();
             async move { own.write(offset, data, fua).await }
         };
-        let results = both(written[0].as_ref().map(call), written[1].as_ref().map(call)).await;
+        let results = written.call(call).await;
         drop(in_progress);
-        pair.judge(&written, results)?;
+        pair.judge(&written.devices, results)?;
         self.record_failures(index).await
     }
 
     async fn flush(self: &Arc<Self>, index: usize) -> Result<(), IoError> {
         let pair = &self.pairs[index];
         let written = pair.written();
-        let call = |own: &Arc<LegDevice>| {
-            let own = own.clone();
-            async move { own.flush().await }
-        };
-        let results = both(written[0].as_ref().map(call), written[1].as_ref().map(call)).await;
-        pair.judge(&written, results)?;
+        let results = written.call(|own: Arc<LegDevice>| own.flush()).await;
+        pair.judge(&written.devices, results)?;
         self.record_failures(index).await
     }
 

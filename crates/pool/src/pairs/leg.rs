@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use flagstone_blockdev::IoError;
-use flagstone_runtime::{Buf, BufMut, time};
+use flagstone_blockdev::{IoError, IoFuture};
+use flagstone_runtime::{Buf, BufMut};
 use parking_lot::Mutex;
 
 use super::calls::WriteCalls;
-use crate::limits::LEG_TIME_LIMIT;
 use crate::ondisk::legs::LegState;
 use crate::storage::NamedDevice;
 
@@ -71,50 +70,19 @@ impl LegDevice {
         self.calls.are_running()
     }
 
-    /// Reads, with a time limit.
-    ///
-    /// # Errors
-    /// Of the device; [`IoError::Unreachable`] if it does not answer.
-    pub(super) async fn read(&self, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
-        self.limited(self.named.device.read(offset, buf)).await
+    pub(super) fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.named.device.read(offset, buf)
     }
 
-    /// Writes, with a time limit. A write that exceeds it may take effect later.
-    ///
-    /// # Errors
-    /// As [`LegDevice::read`].
-    pub(super) async fn write(&self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
-        self.limited(self.calls.write(offset, data, fua)).await
-    }
-
-    /// Writes, without a time limit.
+    /// Writes. The write continues if the caller is dropped.
     ///
     /// # Errors
     /// Of the device.
-    pub(super) async fn write_unlimited(
-        &self,
-        offset: u64,
-        data: Buf,
-        fua: bool,
-    ) -> Result<(), IoError> {
+    pub(super) async fn write(&self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
         self.calls.write(offset, data, fua).await
     }
 
-    /// Flushes, with a time limit.
-    ///
-    /// # Errors
-    /// As [`LegDevice::read`].
-    pub(super) async fn flush(&self) -> Result<(), IoError> {
-        self.limited(self.named.device.flush()).await
-    }
-
-    async fn limited<T>(
-        &self,
-        call: impl Future<Output = Result<T, IoError>>,
-    ) -> Result<T, IoError> {
-        time::timeout(LEG_TIME_LIMIT, call).await.unwrap_or_else(|_| {
-            tracing::error!(device = self.name(), "device does not answer");
-            Err(IoError::Unreachable)
-        })
+    pub(super) fn flush(&self) -> IoFuture<()> {
+        self.named.device.flush()
     }
 }

@@ -79,36 +79,6 @@ pub struct LegInfo {
     pub failure: Option<IoError>,
 }
 
-/// Both results, of calls in progress at the same time.
-async fn both<T>(
-    one: Option<impl Future<Output = T>>,
-    other: Option<impl Future<Output = T>>,
-) -> [Option<T>; LEGS] {
-    let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
-    let mut done = [None, None];
-    let mut pending = [one.is_some(), other.is_some()];
-    std::future::poll_fn(move |cx| {
-        use std::task::Poll;
-        if pending[0]
-            && let Some(call) = one.as_mut().as_pin_mut()
-            && let Poll::Ready(result) = call.poll(cx)
-        {
-            (done[0], pending[0]) = (Some(result), false);
-        }
-        if pending[1]
-            && let Some(call) = other.as_mut().as_pin_mut()
-            && let Poll::Ready(result) = call.poll(cx)
-        {
-            (done[1], pending[1]) = (Some(result), false);
-        }
-        match pending {
-            [false, false] => Poll::Ready(std::mem::take(&mut done)),
-            _ => Poll::Pending,
-        }
-    })
-    .await
-}
-
 impl Pairs {
     /// Pairs of a pool with this superblock. `legs` has the attached devices that belong to it; a
     /// leg whose state does not fit its record is recorded by [`Pairs::settle`].
@@ -160,7 +130,7 @@ impl Pairs {
     pub(crate) fn members(&self) -> Vec<(usize, NamedDevice)> {
         let mut members = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            for (leg, device) in pair.written().into_iter().enumerate() {
+            for (leg, device) in pair.written().devices.into_iter().enumerate() {
                 if let Some(device) = device {
                     members.push((LEGS * index + leg, device.named.clone()));
                 }

@@ -10,10 +10,14 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::sync::SharedNotify;
+use flagstone_runtime::{buf, time};
 use parking_lot::Mutex;
 
 use super::leg::{LegDevice, LegStatus};
+use super::together::both;
+use crate::limits::{BLOCK_BYTES, LEG_ANSWER_TIME, LEG_TIME_LIMIT};
 use crate::ondisk::legs::LEGS;
+use crate::ondisk::superblock::copy_offset;
 
 #[derive(Debug)]
 pub(super) struct PairState {
@@ -31,10 +35,32 @@ impl PairState {
         Arc::ptr_eq(&self.devices[leg], device)
     }
 
-    /// Devices of the legs that get writes.
-    fn written(&self) -> [Option<Arc<LegDevice>>; LEGS] {
-        let written = |leg: usize| self.legs[leg].is_written().then(|| self.devices[leg].clone());
-        [written(0), written(1)]
+    /// Legs that get writes.
+    fn written(&self) -> WrittenLegs {
+        let device = |leg: usize| self.legs[leg].is_written().then(|| self.devices[leg].clone());
+        let in_sync = self.legs.map(|status| status == LegStatus::InSync);
+        WrittenLegs { devices: [device(0), device(1)], in_sync }
+    }
+}
+
+/// Legs that get a change.
+pub(super) struct WrittenLegs {
+    pub(super) devices: [Option<Arc<LegDevice>>; LEGS],
+    in_sync: [bool; LEGS],
+}
+
+impl WrittenLegs {
+    /// Makes a call to each of them. One is given up if it takes long after that of a leg in sync.
+    pub(super) async fn call<F: Future<Output = Result<(), IoError>>>(
+        &self,
+        make: impl Fn(Arc<LegDevice>) -> F,
+    ) -> [Option<Result<(), IoError>>; LEGS] {
+        let [one, other] = &self.devices;
+        let mut one = std::pin::pin!(one.clone().map(&make));
+        let mut other = std::pin::pin!(other.clone().map(&make));
+        let one = one.as_mut().as_pin_mut().map(|call| (self.in_sync[0], call as _));
+        let other = other.as_mut().as_pin_mut().map(|call| (self.in_sync[1], call as _));
+        both([one, other]).await
     }
 }
 
@@ -86,11 +112,11 @@ impl Pair {
         Pair { state: Mutex::new(state), changed: SharedNotify::default(), geometry }
     }
 
-    /// Waits until no copy has the range; returns the devices to write.
+    /// Waits until no copy has the range; returns the legs to write.
     pub(super) async fn begin_write(
         &self,
         range: Range<u64>,
-    ) -> (WriteInProgress<'_>, [Option<Arc<LegDevice>>; LEGS]) {
+    ) -> (WriteInProgress<'_>, WrittenLegs) {
         let begin = || {
             let mut state = self.state.lock();
             if state.copied.as_ref().is_some_and(|copied| overlaps(copied, &range)) {
@@ -128,8 +154,8 @@ impl Pair {
         self.state.lock().devices[leg].clone()
     }
 
-    /// Devices of the legs that get writes.
-    pub(super) fn written(&self) -> [Option<Arc<LegDevice>>; LEGS] {
+    /// Legs that get writes.
+    pub(super) fn written(&self) -> WrittenLegs {
         self.state.lock().written()
     }
 
@@ -190,6 +216,34 @@ impl Pair {
         let device = device.name();
         tracing::error!(device, %error, "device failed: the pool continues with the other copy");
         Ok(())
+    }
+
+    /// Ends a call to a leg. It is given up if it takes long while the other leg is in sync and
+    /// answers: a stall that both legs share, or of the last one, is waited for.
+    ///
+    /// # Errors
+    /// Of the call; [`IoError::Unreachable`] if it is given up.
+    pub(super) async fn limited<T>(
+        &self,
+        leg: usize,
+        call: impl Future<Output = Result<T, IoError>>,
+    ) -> Result<T, IoError> {
+        let mut call = std::pin::pin!(call);
+        loop {
+            if let Ok(result) = time::timeout(LEG_TIME_LIMIT, call.as_mut()).await {
+                return result;
+            }
+            let device = self.device(leg);
+            let Some(other) = self.sync_device(1 - leg) else {
+                tracing::warn!(device = device.name(), "device does not answer: waiting for it");
+                continue;
+            };
+            let read = other.read(copy_offset(0), buf::alloc_small(BLOCK_BYTES));
+            if let Ok(Ok(_)) = time::timeout(LEG_ANSWER_TIME, read).await {
+                tracing::error!(device = device.name(), "device does not answer");
+                return Err(IoError::Unreachable);
+            }
+        }
     }
 
     /// Judges the results of a change of these devices.

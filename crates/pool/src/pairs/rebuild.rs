@@ -89,7 +89,8 @@ impl Pairs {
         offset: u64,
         data: flagstone_runtime::Buf,
     ) -> Result<(), IoError> {
-        let written = behind.device.write(offset, data, false).await;
+        let write = behind.device.write(offset, data, false);
+        let written = self.pairs[behind.index].limited(behind.leg, write).await;
         self.judge_behind(behind, written).await
     }
 
@@ -109,7 +110,7 @@ impl Pairs {
     /// Makes the copies durable, and records the progress.
     async fn record_progress(&self, behind: &Behind, copied: u32) -> Result<(), IoError> {
         let Behind { index, leg, device, .. } = behind;
-        let flushed = device.flush().await;
+        let flushed = self.pairs[*index].limited(*leg, device.flush()).await;
         self.judge_behind(behind, flushed).await?;
         match self.pairs[*index].progress(*leg, device, copied) {
             true => self.settle().await.map(drop),

@@ -11,6 +11,7 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::time::{self, Sleep};
 
 use crate::limits::LEG_TIME_LIMIT;
+use crate::ondisk::legs::LEGS;
 
 type Outcome = Result<(), IoError>;
 
@@ -59,8 +60,11 @@ async fn end(calls: &mut [LegCall<'_>]) {
         let mut is_over = true;
         for index in 0..calls.len() {
             let pair = calls[index].pair;
+            // A leg in sync is not given up for one that failed: it may be the last.
+            let needs_success = calls[index].is_in_sync;
             let is_done = |own: &LegCall<'_>| {
-                own.pair == pair && own.is_in_sync && own.result == Some(Ok(()))
+                let is_enough = |result: Outcome| result.is_ok() || !needs_success;
+                own.pair == pair && own.is_in_sync && own.result.is_some_and(is_enough)
             };
             let has_other = calls.iter().any(is_done);
             let own = &mut calls[index];
@@ -78,4 +82,21 @@ async fn end(calls: &mut [LegCall<'_>]) {
         if is_over { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
+}
+
+/// Ends the calls to the legs of one pair, each with whether its leg is in sync.
+pub(super) async fn both<'a>(
+    calls: [Option<(bool, Pin<&'a mut (dyn Future<Output = Outcome> + 'a)>)>; LEGS],
+) -> [Option<Outcome>; LEGS] {
+    match calls {
+        [None, None] => [None, None],
+        [Some((_, call)), None] => [Some(call.await), None],
+        [None, Some((_, call))] => [None, Some(call.await)],
+        [Some((one_in_sync, one)), Some((other_in_sync, other))] => {
+            let one = LegCall::new(one, 0, one_in_sync, false);
+            let mut calls = [one, LegCall::new(other, 0, other_in_sync, false)];
+            end(&mut calls).await;
+            [Some(result(&calls[0])), Some(result(&calls[1]))]
+        }
+    }
 }

@@ -279,7 +279,7 @@ impl CopyWriter {
         let own = Superblock { device: self.position as u16, ..superblock.clone() };
         for copy in copies {
             let data = copy_memory(&own.encode(*copy));
-            let written = self.device.write_unlimited(copy_offset(*copy), data, true).await;
+            let written = self.device.write(copy_offset(*copy), data, true).await;
             if let Err(error) = written {
                 tracing::warn!(device = self.device.name(), copy, %error, "superblock copy failed");
                 self.failures.set(self.failures.get() + 1);

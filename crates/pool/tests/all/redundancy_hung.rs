@@ -9,7 +9,9 @@ use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{block_on, spawn_detached, time};
 
 use crate::gate::{Call, Gate};
-use crate::redundancy::{Disk, create_on, disk, fill, holds, open_any, options, rebuilt, write};
+use crate::redundancy::{
+    Disk, create_on, disk, fill, holds, open_any, options, read, rebuilt, write,
+};
 
 /// Runs a test in simulated time.
 fn simulated(test: impl Future<Output = ()> + 'static) {
@@ -141,6 +143,55 @@ fn opening_continues_without_a_silent_device() {
             holds(&pool.open_volume("db").unwrap(), 1).await;
         });
     }
+}
+
+/// A stall of a controller that has both legs once failed the pool after ten seconds.
+#[test]
+fn stall_of_both_legs_fails_neither() {
+    simulated(async {
+        let disks = [disk("/a"), disk("/b")];
+        let gates = [gated(&disks[0]), gated(&disks[1])];
+        let named = gates.each_ref().map(|(_, named)| named.clone());
+        let (pool, volume) = create_on(named.to_vec()).await;
+        fill(&volume, 1).await;
+        for (gate, _) in &gates {
+            gate.hold(|_| true);
+            release_after(gate, 25);
+        }
+        write(&volume, 1, 2).await.unwrap();
+        for (gate, _) in &gates {
+            gate.hold(|_| true);
+            release_after(gate, 25);
+        }
+        assert_eq!(read(&volume, 1).await, Ok(2));
+        for (gate, _) in &gates {
+            gate.hold(|_| true);
+            release_after(gate, 25);
+        }
+        pool.checkpoint().await.unwrap();
+        assert_eq!([leg(&pool, 0), leg(&pool, 1)], [LegState::InSync; 2]);
+        assert_eq!(pool.status().failed, None);
+    });
+}
+
+#[test]
+fn stall_of_the_last_leg_is_awaited() {
+    simulated(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (gate, gated) = gated(&a);
+        let (pool, volume) = create_on(vec![gated, b.named.clone()]).await;
+        fill(&volume, 1).await;
+        b.control.set_unreachable(true);
+        fill(&volume, 2).await;
+        gate.hold(|_| true);
+        release_after(&gate, 25);
+        write(&volume, 1, 3).await.unwrap();
+        gate.hold(|_| true);
+        release_after(&gate, 25);
+        pool.checkpoint().await.unwrap();
+        assert_eq!(read(&volume, 1).await, Ok(3));
+        assert_eq!(pool.status().failed, None);
+    });
 }
 
 /// Each hung leg once cost an update ten seconds.
