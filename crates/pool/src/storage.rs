@@ -356,7 +356,7 @@ impl Storage {
         Ok(superblock.clone())
     }
 
-    /// Writes copies of one device, in this order; returns the number of failures.
+    /// Writes copies of one device of a pool without redundancy, in this order. Counts failures.
     ///
     /// # Errors
     /// Errors of the second copy that failed.
@@ -368,12 +368,7 @@ impl Storage {
         failed: &mut usize,
     ) -> Result<(), IoError> {
         let member = self.members().into_iter().find(|(member, _)| *member == index);
-        let (_, named) = match (member, &self.pairs) {
-            (Some(member), _) => member,
-            // A leg that failed meanwhile.
-            (None, Some(_)) => return Ok(()),
-            (None, None) => unreachable!("it is a device of the pool"),
-        };
+        let (_, named) = member.expect("it is a device of the pool");
         let own = Superblock { device: index, ..superblock.clone() };
         for copy in copies {
             let written = write_block(&named.device, copy_offset(*copy), &own.encode(*copy)).await;
@@ -381,9 +376,8 @@ impl Storage {
                 tracing::warn!(device = named.name, copy, %error, "superblock copy failed");
                 *failed += 1;
                 if *failed > 1 {
-                    return match (&self.log, &self.pairs) {
-                        (Some(log), _) if index == LOG_INDEX => log.judge(Err(error)),
-                        (_, Some(pairs)) => pairs.fail_leg(index.into(), error),
+                    return match &self.log {
+                        Some(log) if index == LOG_INDEX => log.judge(Err(error)),
                         _ => Err(error),
                     };
                 }

@@ -15,7 +15,7 @@ use super::pool::Pool;
 use crate::error::PoolError;
 use crate::limits::SEGMENTS_MIN;
 use crate::ondisk::superblock::{DeviceRecord, Superblock};
-use crate::recover::superblocks::repair;
+use crate::recover::repair::repair;
 use crate::storage::NamedDevice;
 
 /// Devices and layout of a closed pool, and the record of the new device.

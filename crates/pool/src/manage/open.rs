@@ -32,9 +32,10 @@ use crate::map::recent::Recent;
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, TailVolumes};
 use crate::ondisk::volume_table::VolumeTable;
 use crate::recover::metadata::read_checkpoint;
+use crate::recover::repair::repair;
 use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{
-    FoundSuperblock, assemble, read_copies, read_superblock, read_superblocks, repair,
+    FoundSuperblock, assemble, read_copies, read_superblock, read_superblocks,
 };
 use crate::storage::{NamedDevice, Storage};
 

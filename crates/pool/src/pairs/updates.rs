@@ -189,7 +189,7 @@ impl Pairs {
         }
         let legs = self.writers();
         for phase in [0..2, 2..COPIES] {
-            self.write_copies(&legs, |_| (next, phase.clone().collect())).await?;
+            self.write_copies(&legs, |_| (&*next, phase.clone().collect())).await?;
         }
         *last = next.clone();
         for (position, record) in next.pairs.iter().flatten().enumerate() {
@@ -207,7 +207,7 @@ impl Pairs {
     }
 
     /// The legs that get superblocks.
-    pub(super) fn writers(&self) -> Vec<CopyWriter> {
+    pub(crate) fn writers(&self) -> Vec<CopyWriter> {
         let writer = |position: usize| {
             let device = self.device(position);
             let status = self.pairs[position / LEGS].status_of(position % LEGS, &device)?;
@@ -218,15 +218,15 @@ impl Pairs {
         (0..LEGS * self.pairs.len()).filter_map(writer).collect()
     }
 
-    /// Writes copies to all legs in sync at the same time, then to the others. A leg that fails is
-    /// left out from then on.
+    /// Writes the `copies` of each position to all legs in sync at the same time, then to the others.
+    /// A leg that fails is left out from then on.
     ///
     /// # Errors
     /// Of the last leg in sync of a device.
-    pub(super) async fn write_copies<'a>(
+    pub(crate) async fn write_copies<'a>(
         &self,
-        legs: &'a [CopyWriter],
-        copies: impl Fn(&CopyWriter) -> (&'a Superblock, Vec<usize>),
+        legs: &[CopyWriter],
+        copies: impl Fn(usize) -> (&'a Superblock, Vec<usize>),
     ) -> Result<(), IoError> {
         for is_in_sync in [true, false] {
             let is_next = |leg: &&CopyWriter| {
@@ -236,7 +236,7 @@ impl Pairs {
             };
             let part: Vec<&CopyWriter> = legs.iter().filter(is_next).collect();
             let write = async |leg: &CopyWriter| {
-                let (superblock, copies) = copies(leg);
+                let (superblock, copies) = copies(leg.position);
                 leg.write(superblock, &copies).await
             };
             let mut writes: Vec<_> = part.iter().map(|leg| Box::pin(write(leg))).collect();
@@ -262,8 +262,8 @@ impl Pairs {
 }
 
 /// A leg that gets copies of superblocks.
-pub(super) struct CopyWriter {
-    pub(super) position: usize,
+pub(crate) struct CopyWriter {
+    position: usize,
     device: Arc<LegDevice>,
     is_in_sync: bool,
     /// Copies that failed.

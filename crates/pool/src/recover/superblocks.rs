@@ -160,62 +160,6 @@ pub(crate) async fn read_copies(
     (copies, unreadable)
 }
 
-/// Brings every copy to the newest update before anything else is written: later writes may reuse
-/// space that an older update refers to. Damaged copies first get the update of their own device,
-/// unless another device lacks it, so that a torn write leaves two whole copies. Then the newest
-/// update goes to copies 0 and 1 of every device, and after that to copies 2 and 3. A leg whose
-/// content it does not record gets only the next update.
-///
-/// # Errors
-/// Errors of the device whose second copy failed.
-pub(crate) async fn repair(
-    storage: &Storage,
-    newest: &Superblock,
-    found: &[FoundSuperblock],
-) -> Result<(), PoolError> {
-    let failure = |index: u16| {
-        let named = storage.members().into_iter().find(|(member, _)| *member == index);
-        let device = named.map(|(_, named)| named.name.clone()).unwrap_or_default();
-        move |error| PoolError::Device { device, error }
-    };
-    // A new log device has no superblock before the next update.
-    let own = |(index, _): (u16, NamedDevice)| {
-        let id = Superblock { device: index, ..newest.clone() }.device_id();
-        let found = found.iter().find(|found| found.superblock.device_id() == id);
-        let pairs = storage.pairs.as_ref();
-        let is_recorded = pairs.is_none_or(|pairs| pairs.is_recorded(newest, index.into()));
-        Some((index, found.filter(|_| is_recorded)?))
-    };
-    let members: Vec<(u16, &FoundSuperblock)> =
-        storage.members().into_iter().filter_map(own).collect();
-    let is_outdated = |own: &FoundSuperblock| own.superblock.update < newest.update;
-    let mut failed = vec![0; members.len()];
-    let any_outdated = members.iter().any(|(_, own)| is_outdated(own));
-    for ((index, own), failed) in members.iter().zip(&mut failed) {
-        if any_outdated && !is_outdated(own) {
-            continue;
-        }
-        let FoundSuperblock { superblock, damaged, .. } = own;
-        let healed = storage.write_copies(*index, superblock, damaged, failed).await;
-        healed.map_err(failure(*index))?;
-    }
-    for phase in [0..2, 2..COPIES] {
-        for ((index, own), failed) in members.iter().zip(&mut failed) {
-            let wanted = |copy: &usize| {
-                let FoundSuperblock { damaged, older, .. } = own;
-                is_outdated(own) || older.contains(copy) || any_outdated && damaged.contains(copy)
-            };
-            if any_outdated && phase.start == 0 {
-                *failed = 0;
-            }
-            let copies: Vec<usize> = phase.clone().filter(wanted).collect();
-            let written = storage.write_copies(*index, newest, &copies, failed).await;
-            written.map_err(failure(*index))?;
-        }
-    }
-    Ok(())
-}
-
 /// Fields that are the same on all devices.
 fn common(superblock: &Superblock) -> Superblock {
     Superblock { device: 0, ..superblock.clone() }

@@ -4,9 +4,12 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_pool::NamedDevice;
 use flagstone_runtime::sync::SharedNotify;
 use flagstone_runtime::{Buf, BufMut, spawn};
 use parking_lot::Mutex;
+
+use crate::redundancy::Disk;
 
 /// A call of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,4 +131,16 @@ impl BlockDevice for Gate {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         self.0.child.write_zeroes(offset, len, flags)
     }
+}
+
+/// A disk behind a gate.
+pub(crate) fn gated(disk: &Disk) -> (Gate, NamedDevice) {
+    let gate = Gate::new(disk.named.device.clone());
+    let device: SharedDevice = Arc::new(gate.clone());
+    (gate, NamedDevice { name: disk.named.name.clone(), device })
+}
+
+/// True for writes of superblocks.
+pub(crate) fn is_superblock(call: Call) -> bool {
+    matches!(call, Call::Write { offset, fua: true, .. } if offset < 1 << 20)
 }

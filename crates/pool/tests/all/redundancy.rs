@@ -41,6 +41,17 @@ pub(crate) async fn create(disks: &[&Disk]) -> (Pool, Arc<PoolVolume>) {
     create_on(disks.iter().map(|disk| disk.named.clone()).collect()).await
 }
 
+/// A disk with the present content of another one, as after a crash.
+pub(crate) async fn crashed(disk: &Disk) -> Disk {
+    let copy = self::disk(&disk.named.name);
+    let size = disk.memory.geometry().size_bytes;
+    for offset in (0..size).step_by(1 << 20) {
+        let read = disk.memory.read(offset, buf::alloc(1 << 20).await).await.unwrap();
+        copy.memory.write(offset, read.freeze(), false).await.unwrap();
+    }
+    copy
+}
+
 pub(crate) async fn open_any(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
     let options = OpenOptions { absent: AbsentLegs::GiveUp, ..OpenOptions::default() };
     Pool::open_with(devices, &options).await

@@ -1,34 +1,10 @@
 //! Pools with redundancy: crashes in the middle of a superblock update.
 
-use std::sync::Arc;
+use flagstone_pool::Pool;
+use flagstone_runtime::{block_on, spawn_detached};
 
-use flagstone_blockdev::SharedDevice;
-use flagstone_pool::{NamedDevice, Pool};
-use flagstone_runtime::{block_on, buf, spawn_detached};
-
-use crate::gate::{Call, Gate};
-use crate::redundancy::{Disk, create_on, disk, fill, holds, open, rebuilt};
-
-/// A disk with the present content of another one, as after a crash.
-async fn crashed(disk: &Disk) -> Disk {
-    let copy = crate::redundancy::disk(&disk.named.name);
-    let size = disk.memory.geometry().size_bytes;
-    for offset in (0..size).step_by(1 << 20) {
-        let read = disk.memory.read(offset, buf::alloc(1 << 20).await).await.unwrap();
-        copy.memory.write(offset, read.freeze(), false).await.unwrap();
-    }
-    copy
-}
-
-fn is_superblock(call: Call) -> bool {
-    matches!(call, Call::Write { offset, fua: true, .. } if offset < 1 << 20)
-}
-
-fn gated(disk: &Disk) -> (Gate, NamedDevice) {
-    let gate = Gate::new(disk.named.device.clone());
-    let device: SharedDevice = Arc::new(gate.clone());
-    (gate, NamedDevice { name: disk.named.name.clone(), device })
-}
+use crate::gate::{gated, is_superblock};
+use crate::redundancy::{crashed, create_on, disk, fill, holds, open, rebuilt};
 
 fn begin_checkpoint(pool: &Pool) {
     let pool = pool.clone();

@@ -1,16 +1,14 @@
 //! Pools with redundancy: devices that do not answer, and calls that end late.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::SharedDevice;
 use flagstone_pool::{CreateOptions, LegState, NamedDevice, Pool, Redundancy};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{block_on, spawn_detached, time};
 
-use crate::gate::{Call, Gate};
+use crate::gate::{Call, Gate, gated, is_superblock};
 use crate::redundancy::{
-    Disk, create_on, disk, fill, holds, open_any, options, read, rebuilt, write,
+    Disk, crashed, create_on, disk, fill, holds, open_any, options, read, rebuilt, write,
 };
 
 /// Runs a test in simulated time.
@@ -19,12 +17,6 @@ fn simulated(test: impl Future<Output = ()> + 'static) {
     let node = sim.add_node("server");
     let done = sim.spawn_on(node, test);
     sim.block_on(async { done.await.unwrap() });
-}
-
-fn gated(disk: &Disk) -> (Gate, NamedDevice) {
-    let gate = Gate::new(disk.named.device.clone());
-    let device: SharedDevice = Arc::new(gate.clone());
-    (gate, NamedDevice { name: disk.named.name.clone(), device })
 }
 
 /// Holds the next write, and no other.
@@ -204,8 +196,6 @@ fn several_hung_legs_delay_an_update_once() {
         let (pool, volume) = create_on(named).await;
         fill(&volume, 1).await;
         for second in [1, 3, 5] {
-            let is_superblock =
-                |call| matches!(call, Call::Write { offset, .. } if offset < 1 << 20);
             gates[second].0.hold(is_superblock);
         }
         let begun = time::now();
@@ -217,4 +207,30 @@ fn several_hung_legs_delay_an_update_once() {
             assert_eq!(leg(&pool, second), LegState::Missing);
         }
     });
+}
+
+/// The copies that an interrupted update lacks were once written without a time limit.
+#[test]
+fn opening_continues_if_a_superblock_write_hangs() {
+    for hung in 0..2 {
+        simulated(async move {
+            let disks = [disk("/a"), disk("/b")];
+            let gates = [gated(&disks[0]), gated(&disks[1])];
+            let named = gates.each_ref().map(|(_, named)| named.clone());
+            let (pool, volume) = create_on(named.to_vec()).await;
+            fill(&volume, 1).await;
+            gates[hung].0.hold(is_superblock);
+            let interrupted = time::timeout(Duration::from_secs(1), pool.checkpoint()).await;
+            assert!(interrupted.is_err());
+            let crashed = [crashed(&disks[0]).await, crashed(&disks[1]).await];
+            let mut devices = crashed.each_ref().map(|disk| disk.named.clone());
+            let (gate, again) = gated(&crashed[hung]);
+            devices[hung] = again;
+            gate.hold(is_superblock);
+            let opening = open_any(devices.to_vec());
+            let pool = time::timeout(Duration::from_secs(60), opening).await.unwrap().unwrap();
+            assert_eq!(leg(&pool, hung), LegState::Missing);
+            holds(&pool.open_volume("db").unwrap(), 1).await;
+        });
+    }
 }
