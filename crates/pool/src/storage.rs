@@ -218,12 +218,21 @@ impl Storage {
         entry: MapEntry,
         read: Result<BufMut, IoError>,
     ) -> Result<BufMut, IoError> {
-        if self.pairs.is_none() || read.as_ref().is_ok_and(|read| entry.matches(read)) {
+        let (block, len) = (entry.block(), entry.stored_blocks() * BLOCK_BYTES);
+        let is_right = |read: &BufMut| entry.matches(read);
+        if self.pairs.is_none() || read.as_ref().is_ok_and(is_right) && !self.take_fault(block, len)
+        {
             return read;
         }
-        let (block, len) = (entry.block(), entry.stored_blocks() * BLOCK_BYTES);
         let repaired = self.repair(block, len, move |bytes| entry.matches(bytes)).await;
         repaired.map_or(read, Ok)
+    }
+
+    /// With redundancy: true if a copy could not read some of a range within a segment, which its
+    /// caller must repair.
+    pub(crate) fn take_fault(&self, block: u64, len: usize) -> bool {
+        let place = self.layout.place(block);
+        self.pairs.as_ref().is_some_and(|pairs| pairs.take_fault(place.device, place.offset, len))
     }
 
     /// Finds the right content of a range within a segment on any leg, and rewrites the other.

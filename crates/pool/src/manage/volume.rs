@@ -672,6 +672,7 @@ impl VolumeIo {
         let read = storage.read(entries[0].location, part).await;
         if let Ok(read) = read
             && is_right(&read)
+            && !storage.take_fault(entries[0].location, len)
         {
             return Ok(read);
         }

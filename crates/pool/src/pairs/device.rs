@@ -49,8 +49,11 @@ impl Pairs {
             };
             match pair.limited(leg, own.read(offset, memory)).await {
                 Ok(read) => {
-                    if first.is_some() {
+                    if let Some(error) = first {
                         self.failed_reads.fetch_add(1, Ordering::Relaxed);
+                        if error == IoError::ReadFault {
+                            self.note_fault(index, offset, len);
+                        }
                     }
                     return Ok(read);
                 }

@@ -32,6 +32,7 @@ pub(crate) use self::device::PairDevice;
 use self::leg::LegDevice;
 pub(crate) use self::leg::LegStatus;
 use self::pair::Pair;
+use self::repair::ReadFaults;
 use self::updates::LegChange;
 use crate::id::PoolId;
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
@@ -57,6 +58,7 @@ pub(crate) struct Pairs {
     pub(crate) failed_reads: AtomicU64,
     /// Blocks that were rewritten from the other leg.
     pub(crate) repaired_blocks: AtomicU64,
+    faults: ReadFaults,
     is_rebuilding: AtomicBool,
     /// True when both legs in sync are known to be equal, so reads use both.
     pub(crate) are_equal: AtomicBool,
@@ -110,6 +112,7 @@ impl Pairs {
             changed: SharedNotify::default(),
             failed_reads: AtomicU64::new(0),
             repaired_blocks: AtomicU64::new(0),
+            faults: ReadFaults::default(),
             is_rebuilding: AtomicBool::new(false),
             are_equal: AtomicBool::new(false),
         }

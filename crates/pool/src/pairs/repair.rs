@@ -1,14 +1,65 @@
 //! Repair: reads each leg, and rewrites a leg from the other one.
 
-use std::sync::atomic::Ordering;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{BufMut, buf};
 
+use parking_lot::Mutex;
+
 use super::Pairs;
+use crate::limits::READ_FAULTS_MAX;
 use crate::ondisk::legs::LEGS;
 
+/// Ranges that one leg could not read and the other did. A reader with a checksum rewrites them:
+/// unverified content could replace data that the leg may read again.
+#[derive(Debug, Default)]
+pub(super) struct ReadFaults {
+    /// Number of ranges, for readers that find none.
+    count: AtomicUsize,
+    /// Pair, offset and length in bytes.
+    ranges: Mutex<VecDeque<(usize, u64, usize)>>,
+}
+
+impl ReadFaults {
+    fn add(&self, index: usize, offset: u64, len: usize) {
+        let mut ranges = self.ranges.lock();
+        if ranges.contains(&(index, offset, len)) {
+            return;
+        }
+        if ranges.len() >= READ_FAULTS_MAX {
+            ranges.pop_front();
+        }
+        ranges.push_back((index, offset, len));
+        self.count.store(ranges.len(), Ordering::Release);
+    }
+
+    fn take(&self, index: usize, offset: u64, len: usize) -> bool {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut ranges = self.ranges.lock();
+        let before = ranges.len();
+        let end = offset + len as u64;
+        ranges.retain(|(own, at, len)| *own != index || *at >= end || offset >= *at + *len as u64);
+        self.count.store(ranges.len(), Ordering::Release);
+        ranges.len() < before
+    }
+}
+
 impl Pairs {
+    /// Notes that a leg in sync could not read a range that the other one read.
+    pub(super) fn note_fault(&self, index: usize, offset: u64, len: usize) {
+        self.faults.add(index, offset, len);
+    }
+
+    /// True if a leg could not read some of a range. The caller repairs it, or reads its blocks one
+    /// by one.
+    pub(crate) fn take_fault(&self, index: usize, offset: u64, len: usize) -> bool {
+        self.faults.take(index, offset, len)
+    }
+
     /// Reads from one leg in sync.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ mod redundancy;
 mod redundancy_absent;
 mod redundancy_crash;
 mod redundancy_hung;
+mod redundancy_repair;
 mod redundancy_replace;
 mod reserved;
 mod reserved_history;

@@ -154,7 +154,7 @@ fn devices_that_were_used_apart_are_refused() {
 }
 
 /// Changes blocks of a device that contain only this byte.
-async fn rot(disk: &Disk, value: u8) -> usize {
+pub(crate) async fn rot(disk: &Disk, value: u8) -> usize {
     let size = disk.memory.geometry().size_bytes;
     let mut count = 0;
     for offset in ((1 << 20)..size).step_by(BLOCK as usize) {
