@@ -316,7 +316,12 @@ impl Shared {
             // Writers hold memory while they wait for the cleaner, so this may not take the
             // ordinary memory. The buffer is returned before the copies need one.
             let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
-            *payload = Some(self.storage.read(header.block + 1, memory).await?.to_vec());
+            *payload = Some(match self.storage.read(header.block + 1, memory).await {
+                Ok(read) => read.to_vec(),
+                // Each copy may have other defects: pieces are read one by one.
+                Err(IoError::ReadFault) if self.storage.pairs.is_some() => Vec::new(),
+                Err(error) => return Err(error),
+            });
         }
         let at = (blocks[0].block() - header.block - 1) as usize * BLOCK_BYTES;
         let stored = payload
@@ -324,7 +329,13 @@ impl Shared {
             .and_then(|bytes| bytes.get(at..at + first.entry.stored_blocks() * BLOCK_BYTES));
         copies.slices.spend(1).await;
         let key = self.piece_key(first.top.id);
-        let read = stored.and_then(|stored| verified(stored, &live, &key));
+        let mut read = stored.and_then(|stored| verified(stored, &live, &key));
+        let mut other = Vec::new();
+        if read.is_none() && self.storage.pairs.is_some() {
+            let memory = buf::acquire_more(first.entry.stored_blocks() * BLOCK_BYTES).await;
+            other.extend_from_slice(&self.storage.read_entry(first.entry, memory).await?);
+            read = verified(&other, &live, &key);
+        }
         let (Some((stored, codec)), Some(found)) = (read, blocks.first()) else {
             let block = found_block(blocks, &live);
             return self.skip_damaged(first.top.id, block, first.entry.location);

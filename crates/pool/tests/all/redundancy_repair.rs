@@ -1,9 +1,13 @@
 //! Pools with redundancy: damage of one copy, found by reads, the cleaner and an offline check.
 
-use flagstone_pool::Pool;
-use flagstone_runtime::block_on;
+use std::sync::Arc;
 
-use crate::redundancy::{create, disk, fill, holds};
+use flagstone_blockdev::{FaultConfig, FaultLayer, MemoryDevice, SharedDevice};
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+use flagstone_runtime::block_on;
+use flagstone_runtime::rng::Rng;
+
+use crate::redundancy::{BLOCK, Disk, create, disk, fill, holds, options, read, rot, write};
 
 fn repaired(pool: &Pool) -> u64 {
     pool.status().redundancy.unwrap().repaired_blocks
@@ -23,6 +27,45 @@ fn unreadable_block_is_rewritten_from_the_other_copy() {
             holds(&volume, 1).await;
             assert!(repaired(&pool) > 0);
             assert_eq!(pool.status().failed, None);
+        })
+        .unwrap();
+    }
+}
+
+/// The cleaner once left every segment alone in which one copy had a damaged block.
+#[test]
+fn cleaner_copies_from_the_copy_that_is_right() {
+    const BLOCKS: u64 = 400;
+    for damaged in 0..2 {
+        block_on(async {
+            let disks = ["/a", "/b"].map(|name| {
+                let memory = MemoryDevice::new((1 << 20) + 64 * 16 * BLOCK, 512).unwrap();
+                let memory = Arc::new(memory) as SharedDevice;
+                let (layer, control) =
+                    FaultLayer::new(memory.clone(), FaultConfig::default()).unwrap();
+                let named = NamedDevice { name: name.to_owned(), device: Arc::new(layer) };
+                Disk { named, memory, control }
+            });
+            let small = CreateOptions { segment_blocks: 16, ..options() };
+            let devices = disks.each_ref().map(|disk| disk.named.clone()).to_vec();
+            let pool = Pool::create(devices, &small).await.unwrap();
+            let size = VolumeOptions { size_bytes: BLOCKS * BLOCK, ..VolumeOptions::default() };
+            let volume = pool.create_volume("db", &size).await.unwrap();
+            for block in 0..BLOCKS {
+                write(&volume, block, 1).await.unwrap();
+            }
+            pool.checkpoint().await.unwrap();
+            assert!(rot(&disks[damaged], 1).await >= 400);
+            // Only the cleaner reads the other half.
+            let mut rng = Rng::new(3);
+            for _ in 0..3000 {
+                write(&volume, rng.below(BLOCKS / 2) * 2, 2).await.unwrap();
+            }
+            assert!(pool.status().cleaned_segments > 50, "{:?}", pool.status());
+            assert!(repaired(&pool) > 50, "{:?}", pool.status());
+            for block in (1..BLOCKS).step_by(2) {
+                assert_eq!(read(&volume, block).await, Ok(1));
+            }
         })
         .unwrap();
     }
