@@ -60,6 +60,8 @@ pub(crate) struct Pairs {
     pub(crate) repaired_blocks: AtomicU64,
     faults: ReadFaults,
     is_rebuilding: AtomicBool,
+    /// True for a check, which changes nothing.
+    is_read_only: AtomicBool,
     /// True when both legs in sync are known to be equal, so reads use both.
     pub(crate) are_equal: AtomicBool,
 }
@@ -114,6 +116,7 @@ impl Pairs {
             repaired_blocks: AtomicU64::new(0),
             faults: ReadFaults::default(),
             is_rebuilding: AtomicBool::new(false),
+            is_read_only: AtomicBool::new(false),
             are_equal: AtomicBool::new(false),
         }
     }
@@ -244,6 +247,16 @@ impl Pairs {
     pub(crate) fn in_sync(&self, index: usize) -> Vec<usize> {
         let status = self.pairs[index].status();
         (0..LEGS).filter(|leg| status[*leg] == LegStatus::InSync).collect()
+    }
+
+    /// Name of the present device of a leg.
+    pub(crate) fn name(&self, index: usize, leg: usize) -> String {
+        self.pairs[index].device(leg).name().to_owned()
+    }
+
+    /// Prevents repairs: reads of damaged content use the other leg.
+    pub(crate) fn set_read_only(&self) {
+        self.is_read_only.store(true, Ordering::Release);
     }
 
     /// Stops the use of a leg that failed, unless it is the only one in sync.

@@ -129,8 +129,8 @@ impl Pairs {
         }
     }
 
-    /// Finds content that `is_right` on a leg in sync, and rewrites the others with it. `None` if
-    /// no leg has it.
+    /// Finds content that `is_right` on a leg in sync, and rewrites the others with it, unless the
+    /// pairs are read-only. `None` if no leg has it.
     pub(crate) async fn repair(
         &self,
         index: usize,
@@ -149,6 +149,9 @@ impl Pairs {
             }
         }
         let good = good?;
+        if self.is_read_only.load(Ordering::Acquire) {
+            return Some(good);
+        }
         for leg in bad {
             let mut copy = buf::alloc(len).await;
             copy.copy_from_slice(&good);

@@ -11,8 +11,7 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use super::{
-    CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page,
-    verify_stored,
+    CHANGED, Damage, DamageKind, LOST, bytes, damage, read_block, read_page, verify_stored,
 };
 use crate::error::PoolError;
 use crate::id::PoolId;
@@ -24,7 +23,6 @@ use crate::manage::usage::SegmentUsage;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::checksum;
-use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
@@ -67,7 +65,7 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    fn add(&mut self, damage: Damage) {
+    pub(super) fn add(&mut self, damage: Damage) {
         self.damages += 1;
         if self.damage.len() < DAMAGE_MAX {
             self.damage.push(damage);
@@ -76,7 +74,7 @@ impl CheckReport {
 }
 
 /// One bit per block of the pool: 32 MiB for 1 TiB.
-struct Bits(Vec<u64>);
+pub(super) struct Bits(Vec<u64>);
 
 impl Bits {
     fn new(blocks: u64) -> Bits {
@@ -91,16 +89,16 @@ impl Bits {
         was
     }
 
-    fn has(&self, block: u64) -> bool {
+    pub(super) fn has(&self, block: u64) -> bool {
         self.0[(block / 64) as usize] & 1 << (block % 64) != 0
     }
 }
 
-struct Check<'a> {
-    storage: &'a Storage,
-    report: CheckReport,
+pub(super) struct Check<'a> {
+    pub(super) storage: &'a Storage,
+    pub(super) report: CheckReport,
     /// Blocks to which a map refers.
-    live: Bits,
+    pub(super) live: Bits,
     /// Of each block of a compressed unit, the blocks of the unit that a map has; by segment, where
     /// there are units.
     units: BTreeMap<u32, Box<[u8]>>,
@@ -131,6 +129,9 @@ impl Pool {
             Some((named, _)) => attach_log(&mut storage, &superblock, named),
             None if superblock.tail.is_empty() => {}
             None => return Err(log_missing(&superblock, "it was not given".to_owned(), false)),
+        }
+        if let Some(pairs) = &storage.pairs {
+            pairs.set_read_only();
         }
         let cache = PageCache::new(CACHE_PAGES);
         let checkpoint = read_checkpoint(&storage, &cache, &superblock).await?;
@@ -216,6 +217,7 @@ impl Check<'_> {
             }
             count += 1;
             self.mark(entry);
+            self.copies(&[entry], |_| DamageKind::Metadata).await?;
             if level > 0 {
                 let place = PagePlace { volume: 0, level, index };
                 let page = read_page(self.storage, entry, place).await;
@@ -306,12 +308,15 @@ impl Check<'_> {
         self.mark(entry);
         self.count(entry);
         self.verified(1);
+        let damages = self.copies(&[entry], |_| kind.clone()).await?;
         let read = read_page(self.storage, entry, PagePlace { volume: id, level, index }).await;
         match read.map_err(|error| device_error(self.storage, entry.location, error))? {
             Ok(page) => Ok(Some(page)),
             Err(cause) => {
                 self.is_partial = true;
-                self.add(entry.location, kind, cause);
+                if damages == 0 {
+                    self.add(entry.location, kind, cause);
+                }
                 Ok(None)
             }
         }
@@ -376,7 +381,18 @@ impl Check<'_> {
 
     async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, MapEntry)]) -> Result<(), PoolError> {
         let start = run[0].1.location;
-        if run[0].1.unit().is_some() {
+        let is_unit = run[0].1.unit().is_some();
+        if self.storage.pairs.is_some() && self.storage.layout.holds(&run[0].1) {
+            let entries: Vec<MapEntry> = run.iter().map(|(_, entry)| *entry).collect();
+            let stored = if is_unit { &entries[..1] } else { &entries[..] };
+            let damages = self.copies(stored, |index| walk.kind(0, run[index].0)).await?;
+            // A unit that is right may still not decompress.
+            if !is_unit || damages > 0 {
+                self.verified(stored.iter().map(|entry| entry.stored_blocks() as u64).sum());
+                return Ok(());
+            }
+        }
+        if is_unit {
             self.verified(run[0].1.stored_blocks() as u64);
             let found = verify_stored(self.storage, run[0].1).await;
             let found = found.map_err(|error| device_error(self.storage, start, error))?;
@@ -447,16 +463,13 @@ impl Check<'_> {
             let mut at = blocks.start;
             let mut cause = CHANGED;
             while at < blocks.end {
-                let header = match self.storage.read_one(at).await {
-                    Ok(block) => ChunkHeader::decode(&block, at, layout).ok(),
-                    Err(IoError::ReadFault) => {
-                        cause = UNREADABLE;
-                        None
+                match self.header(at).await? {
+                    Ok(header) => at += header.blocks(),
+                    Err(found) => {
+                        cause = found;
+                        break;
                     }
-                    Err(error) => return Err(device_error(self.storage, at, error)),
-                };
-                let Some(header) = header else { break };
-                at += header.blocks();
+                }
             }
             if (at..blocks.end).any(|block| self.live.has(block)) {
                 self.add(at, DamageKind::Header, cause);

@@ -2,6 +2,7 @@
 //! [`check`] reads everything on the devices of a closed pool.
 
 pub mod check;
+mod copies;
 pub mod scrub;
 
 use std::fmt;

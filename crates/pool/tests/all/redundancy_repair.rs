@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::{FaultConfig, FaultLayer, MemoryDevice, SharedDevice};
+use flagstone_pool::verify::DamageKind;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 use flagstone_runtime::block_on;
 use flagstone_runtime::rng::Rng;
 
-use crate::redundancy::{BLOCK, Disk, create, disk, fill, holds, options, read, rot, write};
+use crate::gate::{Call, gated};
+use crate::redundancy::{
+    BLOCK, Disk, create, create_on, disk, fill, holds, open, options, read, rot, write,
+};
 
 fn repaired(pool: &Pool) -> u64 {
     pool.status().redundancy.unwrap().repaired_blocks
@@ -66,6 +70,54 @@ fn cleaner_copies_from_the_copy_that_is_right() {
             for block in (1..BLOCKS).step_by(2) {
                 assert_eq!(read(&volume, block).await, Ok(1));
             }
+        })
+        .unwrap();
+    }
+}
+
+/// A check once repaired what it found, without a word about it, and read only one copy.
+#[test]
+fn check_reports_either_copy_and_writes_nothing() {
+    for damaged in 0..2 {
+        block_on(async {
+            let disks = [disk("/a"), disk("/b")];
+            let (pool, volume) =
+                create_on(vec![disks[0].named.clone(), disks[1].named.clone()]).await;
+            fill(&volume, 1).await;
+            pool.close().await.unwrap();
+            drop((pool, volume));
+            let gates = [gated(&disks[0]), gated(&disks[1])];
+            let named = gates.each_ref().map(|(_, named)| named.clone()).to_vec();
+            let check = async || Pool::check_devices(named.clone(), &mut |_, _| {}).await.unwrap();
+            assert_eq!(check().await.damage, []);
+            let rotten = rot(&disks[damaged], 1).await;
+            assert_eq!(rotten, 300);
+            let report = check().await;
+            let data = report.damage.iter().filter(|damage| {
+                matches!(damage.kind, DamageKind::Data { .. })
+                    && damage.device == disks[damaged].named.name
+            });
+            assert_eq!(data.count(), 300, "{:?}", report.damage.first());
+            assert_eq!(report.damages, 300);
+            // Chunk headers, map pages and metadata, too.
+            disks[damaged].control.fail_reads(1 << 20..32 << 20);
+            let report = check().await;
+            let has = |kind: fn(&DamageKind) -> bool| {
+                report.damage.iter().any(|damage| kind(&damage.kind))
+            };
+            assert!(has(|kind| matches!(kind, DamageKind::Data { .. })));
+            assert!(has(|kind| matches!(kind, DamageKind::Map { .. })));
+            assert!(has(|kind| matches!(kind, DamageKind::Metadata)));
+            assert!(has(|kind| matches!(kind, DamageKind::Header)));
+            let is_own = |name: &str| name == disks[damaged].named.name;
+            assert!(report.damage.iter().all(|damage| is_own(&damage.device)));
+            for (gate, _) in &gates {
+                let is_write = |call: &Call| matches!(call, Call::Write { .. } | Call::Flush);
+                assert!(!gate.calls().iter().any(is_write));
+            }
+            disks[damaged].control.heal();
+            let (_pool, volume) = open(&[&disks[0], &disks[1]]).await.unwrap();
+            holds(&volume, 1).await;
         })
         .unwrap();
     }
