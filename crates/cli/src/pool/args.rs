@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand};
 use flagstone_pool::Compression;
+use flagstone_server::api::pool_document::RedundancyName;
 use flagstone_units::parse_size;
 
 use crate::backup::args::MakeBackupArgs;
@@ -32,6 +33,8 @@ pub(crate) enum PoolCommand {
     Grow(GrowArgs),
     /// Move everything from a device to the others, and remove it
     RemoveDevice(RemoveDeviceArgs),
+    /// Replace a device of a pair, or a missing one, and rebuild the new one
+    ReplaceDevice(ReplaceDeviceArgs),
     /// Verify every live block of an open pool, in the background
     Scrub(ScrubArgs),
     /// Check the devices of a closed pool without a server, and change nothing
@@ -229,9 +232,13 @@ pub(crate) struct OrderArgs {
 pub(crate) struct CreatePoolArgs {
     /// Name of the new pool
     pub(crate) name: String,
-    /// Its disks or files, 1 to 16
+    /// Its disks or files, 1 to 16; with redundancy, the two of each pair one after the other
     #[arg(required = true)]
     pub(crate) devices: Vec<PathBuf>,
+    /// Copies of everything: none (one copy), or mirror (two, on pairs of devices)
+    #[arg(long, value_name = "KIND", default_value = "none",
+          value_parser = RedundancyName::ALL.map(RedundancyName::name))]
+    pub(crate) redundancy: String,
     /// Fast device for the newest part of the log, such as a local SSD
     #[arg(long, value_name = "DEVICE")]
     pub(crate) log_device: Option<PathBuf>,
@@ -349,6 +356,24 @@ pub(crate) struct RemoveDeviceArgs {
     pub(crate) cancel: bool,
     /// Wait until it is removed
     #[arg(long, conflicts_with_all = ["cancel", "dry_run"])]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReplaceDeviceArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// The disk or file to replace, or the identifier of a missing one
+    pub(crate) old: PathBuf,
+    /// The new disk or file
+    pub(crate) new: PathBuf,
+    /// The new device, exactly as written, if its data may be destroyed
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) destroy_data: Vec<PathBuf>,
+    /// Wait until it is rebuilt
+    #[arg(long, conflicts_with = "dry_run")]
     pub(crate) wait: bool,
     #[command(flatten)]
     pub(crate) order: OrderArgs,

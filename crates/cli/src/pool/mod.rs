@@ -11,6 +11,7 @@ mod volumes;
 
 use std::path::PathBuf;
 
+use flagstone_pool::PoolId;
 use flagstone_server::api::pool_document::{OrderDocument, PoolDocument, PoolsDocument};
 use flagstone_server::http::encode;
 use serde_json::{Map, Value, json};
@@ -52,6 +53,11 @@ pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
             let devices = absolute(std::slice::from_ref(&args.device))?;
             verify::wait_for_removal(&args.name, &devices[0], &args.order.api).await
         }
+        command @ PoolCommand::ReplaceDevice(args) if args.wait => {
+            send(&pool_order(command)?, false)?;
+            let new = absolute(std::slice::from_ref(&args.new))?;
+            verify::wait_for_rebuild(&args.name, &new[0], &args.order.api).await
+        }
         command @ PoolCommand::Scrub(args) if args.wait => {
             send(&pool_order(command)?, false)?;
             verify::wait(&args.name, &args.order.api).await
@@ -91,6 +97,15 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     paths.iter().map(path).collect()
 }
 
+/// A device of a pool: its path, or the identifier of a missing one.
+fn former(device: &PathBuf) -> Result<String, Failure> {
+    let id = device.to_str().filter(|text| text.parse::<PoolId>().is_ok());
+    match id {
+        Some(id) => Ok(id.to_owned()),
+        None => Ok(absolute(std::slice::from_ref(device))?.remove(0)),
+    }
+}
+
 /// An order that asks first, and disconnects hosts by `--force`.
 fn losing<'a>(
     action: &'static str,
@@ -112,7 +127,7 @@ fn pool_order(command: &PoolCommand) -> Result<PoolRequest, Failure> {
             let log = log_device(args.log_device.as_ref())?;
             // Sent only after the operator agreed.
             let body = json!({"devices": devices, "log_device": log, "destroy_data": destroyed,
-                              "accept_ephemeral": true});
+                              "redundancy": args.redundancy, "accept_ephemeral": true});
             ("create", &args.name, body, log.is_some() && !args.yes, &args.order)
         }
         PoolCommand::Import(args) => {
@@ -145,6 +160,12 @@ fn pool_order(command: &PoolCommand) -> Result<PoolRequest, Failure> {
             let devices = absolute(std::slice::from_ref(&args.device))?;
             let body = json!({"devices": devices, "cancel": args.cancel});
             ("remove-device", &args.name, body, false, &args.order)
+        }
+        PoolCommand::ReplaceDevice(args) => {
+            let devices =
+                [former(&args.old)?, absolute(std::slice::from_ref(&args.new))?.remove(0)];
+            let body = json!({"devices": devices, "destroy_data": absolute(&args.destroy_data)?});
+            ("replace-device", &args.name, body, false, &args.order)
         }
         PoolCommand::Scrub(args) => {
             let body = json!({"pause": args.pause, "cancel": args.cancel});

@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 
+use flagstone_runtime::time::wall_clock;
 use flagstone_server::api::pool_document::{
-    LegDocument, OrderDocument, PoolDocument, PoolStateName, RemovalDocument, ScrubDocument,
+    LegDocument, OrderDocument, PairDeviceDocument, PairDeviceStateName, PoolDocument,
+    PoolStateName, RedundancyDocument, RemovalDocument, ScrubDocument,
 };
 use flagstone_units::display::size;
 
@@ -46,7 +48,7 @@ pub(super) fn pools(pools: &[PoolDocument]) -> String {
             let known = |text: String| if pool.id.is_some() { text } else { "-".to_owned() };
             vec![
                 pool.name.clone(),
-                pool.state.to_string(),
+                state(pool),
                 known(size(pool.capacity_bytes)),
                 known(size(pool.used_bytes)),
                 known(size(pool.reserved_bytes)),
@@ -67,9 +69,64 @@ fn needs_operator(pool: &PoolDocument) -> bool {
     pool.state != PoolStateName::Open || !pool.unserved.is_empty() || pool.next.is_some()
 }
 
+/// State of a pool and of its copies.
+fn state(pool: &PoolDocument) -> String {
+    match &pool.redundancy {
+        Some(RedundancyDocument { missing_devices, pairs, .. }) if *missing_devices > 0 => {
+            let all: usize = pairs.iter().map(|pair| pair.devices.len()).sum();
+            format!("{}, degraded: {missing_devices} of {all} devices missing", pool.state)
+        }
+        Some(RedundancyDocument { rebuild_bytes, .. }) if *rebuild_bytes > 0 => {
+            format!("{}, degraded: {} to rebuild", pool.state, size(*rebuild_bytes))
+        }
+        _ => pool.state.to_string(),
+    }
+}
+
+/// Two lines for each pair, then what was repaired.
+fn redundancy(copies: &RedundancyDocument, now_seconds: u64) -> String {
+    let mut text = String::new();
+    for pair in &copies.pairs {
+        for (index, device) in pair.devices.iter().enumerate() {
+            let begin = if index == 0 { "  pair: " } else { "        " };
+            let _ =
+                writeln!(text, "{begin}{}: {}", device.device, pair_device(device, now_seconds));
+        }
+    }
+    if copies.repaired_bytes > 0 {
+        let _ = writeln!(
+            text,
+            "  {} rewritten from the other device of their pair",
+            size(copies.repaired_bytes)
+        );
+    }
+    text
+}
+
+fn pair_device(device: &PairDeviceDocument, now_seconds: u64) -> String {
+    let PairDeviceDocument { state, reason, rebuilt_bytes, total_bytes, .. } = device;
+    match state {
+        PairDeviceStateName::Rebuilding => format!(
+            "{state}, {} of {}, {}/s",
+            size(*rebuilt_bytes),
+            size(*total_bytes),
+            size(device.bytes_per_second)
+        ),
+        PairDeviceStateName::Missing | PairDeviceStateName::Failed => {
+            let minutes = now_seconds.saturating_sub(device.since_seconds) / 60;
+            let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+            format!("{state} for {minutes} min or more{reason}")
+        }
+        PairDeviceStateName::InSync | PairDeviceStateName::Unknown => state.to_string(),
+    }
+}
+
 pub(super) fn pool(pool: &PoolDocument) -> String {
-    let mut text = format!("pool {}: {}\n", pool.name, pool.state);
-    let _ = writeln!(text, "  on {}", pool.devices.join(", "));
+    let mut text = format!("pool {}: {}\n", pool.name, state(pool));
+    match &pool.redundancy {
+        Some(copies) => text += &redundancy(copies, wall_clock().as_secs()),
+        None => drop(writeln!(text, "  on {}", pool.devices.join(", "))),
+    }
     if let Some(log) = &pool.log_device {
         let state = match &pool.log {
             Some(log) if log.present => format!(
@@ -140,6 +197,10 @@ pub(super) fn scrub(scrub: &ScrubDocument) -> String {
         size(scrub.total_bytes),
         scrub.damages
     );
+    if scrub.repaired_bytes > 0 {
+        let repaired = size(scrub.repaired_bytes);
+        let _ = writeln!(text, "{repaired} damaged on one device, and rewritten from the other");
+    }
     if let Some(reason) = &scrub.reason {
         let _ = writeln!(text, "{reason}");
     }

@@ -8,7 +8,8 @@ use flagstone_pool::verify::check::CheckReport;
 use flagstone_pool::{NamedDevice, Pool};
 use flagstone_runtime::time;
 use flagstone_server::api::pool_document::{
-    DamageDocument, PoolDocument, RemovalDocument, ScrubDocument, ScrubStateName,
+    DamageDocument, PairDeviceDocument, PairDeviceStateName, PoolDocument, RemovalDocument,
+    ScrubDocument, ScrubStateName,
 };
 use flagstone_server::http::encode;
 use flagstone_stack::{OpenOptions, open_device};
@@ -164,6 +165,51 @@ pub(super) async fn wait_for_removal(
         };
         bar.set_length(removal.total_bytes);
         bar.set_position(removal.total_bytes.saturating_sub(removal.left_bytes));
+        time::sleep(PAUSE).await;
+    }
+}
+
+/// The device of a pair while it is rebuilt; `None` when it is in sync.
+fn rebuild<'a>(
+    pool: &'a PoolDocument,
+    device: &str,
+) -> Result<Option<&'a PairDeviceDocument>, Failure> {
+    let name = &pool.name;
+    let pairs = pool.redundancy.iter().flat_map(|copies| &copies.pairs);
+    let own = pairs.flat_map(|pair| &pair.devices).find(|own| own.device == device);
+    let own = own.ok_or_else(|| {
+        let reason = pool.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        Failure::failed(format!("pool {name} does not show {device}{reason}"))
+    })?;
+    match own.state {
+        PairDeviceStateName::InSync => Ok(None),
+        PairDeviceStateName::Rebuilding => Ok(Some(own)),
+        state @ (PairDeviceStateName::Missing
+        | PairDeviceStateName::Failed
+        | PairDeviceStateName::Unknown) => {
+            let reason = own.reason.as_deref().unwrap_or("it is not used");
+            Err(Failure::failed(format!("{device} is {state} in pool {name}: {reason}")))
+        }
+    }
+}
+
+/// Waits until a device of a pair is rebuilt.
+pub(super) async fn wait_for_rebuild(
+    name: &str,
+    device: &str,
+    api: &ApiArgs,
+) -> Result<Exit, Failure> {
+    let mut server = api.connect()?;
+    let bar = progress_bar(Some(0), "{bytes} of {total_bytes} rebuilt {wide_bar} {eta}");
+    let path = format!("/v1/pools/{}", encode(name));
+    loop {
+        let pool: PoolDocument = server.get(&path)?;
+        let Some(own) = rebuild(&pool, device)? else {
+            bar.finish_and_clear();
+            return Ok(print(&show::pool(&pool), Exit::Success));
+        };
+        bar.set_length(own.total_bytes);
+        bar.set_position(own.rebuilt_bytes);
         time::sleep(PAUSE).await;
     }
 }

@@ -47,6 +47,9 @@ pub struct PoolDocument {
     /// State of the log device; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log: Option<PoolLogDocument>,
+    /// Its copies; absent without redundancy, and while it is closed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub redundancy: Option<RedundancyDocument>,
     /// Identifier; absent while it is closed, as are all members below but `next`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -94,6 +97,80 @@ pub struct PoolDocument {
     /// The next step for the operator, if one is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+named! {
+    /// Redundancy of a pool.
+    #[derive(Default)]
+    pub enum RedundancyName {
+        /// One copy: the loss of a device loses the pool.
+        None = "none",
+        /// Two copies of everything, on pairs of devices.
+        Mirror = "mirror",
+        _ => Unknown
+    }
+}
+
+/// Copies of a pool with redundancy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RedundancyDocument {
+    /// Kind.
+    pub kind: RedundancyName,
+    /// Its devices: each pair has the same content.
+    pub pairs: Vec<PairDocument>,
+    /// Devices that are missing or failed.
+    pub missing_devices: u64,
+    /// Bytes to copy until every device is in sync, free space included.
+    pub rebuild_bytes: u64,
+    /// Reads since the opening that one device failed and the other answered.
+    pub failed_reads: u64,
+    /// Bytes since the opening that were rewritten from the other device.
+    pub repaired_bytes: u64,
+}
+
+/// Two devices with the same content.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PairDocument {
+    /// The devices.
+    pub devices: Vec<PairDeviceDocument>,
+}
+
+named! {
+    /// State of a device of a pair.
+    #[derive(Default)]
+    pub enum PairDeviceStateName {
+        /// It has every acknowledged write.
+        InSync = "in-sync",
+        /// It gets all writes, and earlier data is copied to it.
+        Rebuilding = "rebuilding",
+        /// It was not found when the pool was opened, or cannot be used.
+        Missing = "missing",
+        /// A call failed, or did not end in time, while the pool was open: it is not used.
+        Failed = "failed",
+        _ => Unknown
+    }
+}
+
+/// A device of a pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PairDeviceDocument {
+    /// Path; the identifier of a missing device whose path is not known.
+    pub device: String,
+    /// Identifier.
+    pub id: String,
+    /// State.
+    pub state: PairDeviceStateName,
+    /// Reason why it is missing or failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Seconds since 1970 when this server found it in this state.
+    pub since_seconds: u64,
+    /// Part of it that has the data of the other device.
+    pub rebuilt_bytes: u64,
+    /// Space of the pool on it.
+    pub total_bytes: u64,
+    /// Rate of the rebuild.
+    pub bytes_per_second: u64,
 }
 
 named! {
@@ -156,6 +233,9 @@ pub struct ScrubDocument {
     pub verified_bytes: u64,
     /// Live bytes of the pool.
     pub total_bytes: u64,
+    /// Bytes that one device of a pair had wrong, and that were rewritten from the other.
+    #[serde(default)]
+    pub repaired_bytes: u64,
     /// Damages that were found.
     pub damages: u64,
     /// The first 100 of them.
@@ -284,6 +364,8 @@ named! {
         Grow = "grow",
         /// Moves everything from a device to the others and removes it, in the background.
         RemoveDevice = "remove-device",
+        /// Replaces a device of a pair, and rebuilds the new one in the background.
+        ReplaceDevice = "replace-device",
         /// Verifies every live block, in the background.
         Scrub = "scrub",
         /// Removes it with its volumes.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_config::names::Uuid;
 use flagstone_config::redact;
-use flagstone_pool::{PoolStatus, VolumeEncryption, VolumeInfo};
+use flagstone_pool::{PoolStatus, Redundancy, VolumeEncryption, VolumeInfo};
 use flagstone_runtime::spawn;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -15,8 +15,9 @@ use serde_json::{Map, Value};
 
 use super::document::VolumeDocument;
 use super::pool_document::{
-    LegDocument, OrderDocument, PoolAction, PoolDocument, PoolLogDocument, PoolPlaceDocument,
-    PoolStateName, PoolsDocument, RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName,
+    LegDocument, OrderDocument, PairDeviceDocument, PairDeviceStateName, PoolAction, PoolDocument,
+    PoolLogDocument, PoolPlaceDocument, PoolStateName, PoolsDocument, RedundancyDocument,
+    RedundancyName, RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName,
     UnservedDocument, VolumeAction,
 };
 use super::{Api, on};
@@ -25,13 +26,15 @@ use crate::pools::scrub::ScrubOrder;
 use crate::pools::settings::{self, KEY_FILE_KEY};
 use crate::pools::{
     AcceptedLoss, CloneVolume, ClosedCause, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume,
-    Outcome, PoolSlot, PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
+    Outcome, PoolSlot, PoolState, RemoveDevice, ReplaceDevice, SetLog, SetPool, SetVolume,
+    Settings, used_percent,
 };
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
 /// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
-/// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device`
+/// `remove-device` one device, `replace-device` the former and the new one; `create`, `grow`,
+/// `replace-device` and `set-log` also `destroy_data`, `create` also `redundancy`, `remove-device`
 /// also `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and
 /// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss` and `shown_data_loss`,
 /// `set` takes `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes
@@ -45,6 +48,8 @@ struct PoolBody {
     devices: Vec<String>,
     /// Absolute path of the log device.
     log_device: Option<String>,
+    /// `none` or `mirror`; `none` if absent.
+    redundancy: Option<RedundancyName>,
     /// Memory of the map cache.
     map_cache_bytes: Option<u64>,
     /// The log device may lose its content when its machine stops.
@@ -148,8 +153,10 @@ impl Api {
         let action = PoolAction::ALL.into_iter().find(|action| action.name() == word);
         let action = action.ok_or_else(|| unknown_action(word, known))?;
         let takes: &[&str] = match action {
-            PoolAction::Create => &["devices", "log_device", "accept_ephemeral", "destroy_data"],
-            PoolAction::Grow => &["devices", "destroy_data"],
+            PoolAction::Create => {
+                &["devices", "log_device", "redundancy", "accept_ephemeral", "destroy_data"]
+            }
+            PoolAction::Grow | PoolAction::ReplaceDevice => &["devices", "destroy_data"],
             PoolAction::RemoveDevice => &["devices", "cancel"],
             PoolAction::Import => &["devices", "log_device", "accept_data_loss", "shown_data_loss"],
             PoolAction::Scrub => &["pause", "cancel"],
@@ -163,6 +170,7 @@ impl Api {
             dry_run,
             devices,
             log_device,
+            redundancy,
             accept_ephemeral,
             map_cache_bytes,
             destroy_data,
@@ -195,6 +203,7 @@ impl Api {
             name: name.clone(),
             devices: devices.clone(),
             log: log_device.clone(),
+            redundancy: redundancy_of(redundancy)?,
             accept_ephemeral,
             destroy_data: destroy_data.clone(),
             accepted_loss: AcceptedLoss::new(accept_data_loss, shown_data_loss),
@@ -210,9 +219,18 @@ impl Api {
             PoolAction::Grow | PoolAction::RemoveDevice => one()?,
             _ => String::new(),
         };
-        let destroys = destroy_data.contains(&one);
-        if action == PoolAction::Grow && !destroys && !destroy_data.is_empty() {
-            return Err(Problem::invalid("`destroy_data` has another device than `devices`"));
+        let [old, new] = match (action, &devices[..]) {
+            (PoolAction::ReplaceDevice, [old, new]) => [old.clone(), new.clone()],
+            (PoolAction::ReplaceDevice, _) => {
+                return Err(Problem::invalid("`devices` has the former and the new device"));
+            }
+            _ => Default::default(),
+        };
+        let added = if action == PoolAction::Grow { &one } else { &new };
+        let destroys = destroy_data.contains(added);
+        let adds = matches!(action, PoolAction::Grow | PoolAction::ReplaceDevice);
+        if adds && destroy_data.iter().any(|device| device != added) {
+            return Err(Problem::invalid("`destroy_data` has another device than the new one"));
         }
         let work = async move {
             match action {
@@ -224,6 +242,11 @@ impl Api {
                 PoolAction::RemoveDevice => {
                     let remove = RemoveDevice { name: of, device: one, cancel, dry_run };
                     server.remove_device(remove).await
+                }
+                PoolAction::ReplaceDevice => {
+                    let replace =
+                        ReplaceDevice { name: of, old, new, destroy_data: destroys, dry_run };
+                    server.replace_device(replace).await
                 }
                 PoolAction::Scrub => server.scrub_pool(&of, scrub, dry_run).await,
                 PoolAction::Create => server.create_pool(make).await,
@@ -299,6 +322,19 @@ impl Api {
     }
 }
 
+/// # Errors
+/// 400 for a kind of redundancy that this version does not have.
+fn redundancy_of(name: Option<RedundancyName>) -> Result<Redundancy, Problem> {
+    match name {
+        None | Some(RedundancyName::None) => Ok(Redundancy::None),
+        Some(RedundancyName::Mirror) => Ok(Redundancy::Mirror),
+        Some(RedundancyName::Unknown) => {
+            let problem = Problem::invalid("there is no such `redundancy`");
+            Err(problem.accepting(RedundancyName::ALL.map(RedundancyName::name)))
+        }
+    }
+}
+
 fn all(server: &Server) -> PoolsDocument {
     let slots = server.pools.slots();
     PoolsDocument { pools: slots.iter().map(|(name, slot)| document(server, name, slot)).collect() }
@@ -361,6 +397,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     };
     let legs = legs.into_iter().map(|(info, mirrored)| LegDocument { name: info.name, mirrored });
     let (scrub, removal) = (server.pools.scrub(name), server.pools.removal(name));
+    let redundancy = server.pools.redundancy(name, &status);
     let state = match status.failed {
         Some(_) => PoolStateName::Failed,
         None => PoolStateName::Open,
@@ -392,8 +429,10 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         cleaned_segments: status.cleaned_segments,
         copied_bytes: status.copied_blocks * flagstone_pool::limits::BLOCK_BYTES as u64,
         next: next(server, name, &status, slot)
+            .or_else(|| redundancy.as_ref().and_then(|copies| device_advice(name, copies)))
             .or_else(|| removal_advice(name, removal.as_ref()))
             .or_else(|| scrub_advice(name, scrub.as_ref())),
+        redundancy,
         removal,
         scrub,
         ..base
@@ -444,6 +483,24 @@ fn next(server: &Server, name: &str, status: &PoolStatus, slot: &PoolSlot) -> Op
         }
         _ => Some("delete volumes, or discard data (fstrim) on hosts".to_owned()),
     }
+}
+
+/// Advice about a missing or failed device of a pair.
+fn device_advice(name: &str, copies: &RedundancyDocument) -> Option<String> {
+    let mut devices = copies.pairs.iter().flat_map(|pair| &pair.devices);
+    devices.find_map(|PairDeviceDocument { device, state, .. }| {
+        let repaired = match state {
+            PairDeviceStateName::Missing => "attach",
+            PairDeviceStateName::Failed => "correct",
+            PairDeviceStateName::InSync
+            | PairDeviceStateName::Rebuilding
+            | PairDeviceStateName::Unknown => return None,
+        };
+        Some(format!(
+            "{repaired} {device} and run flagstone pool reopen {name}, or replace it: flagstone pool \
+             replace-device {name} {device} NEW-DEVICE"
+        ))
+    })
 }
 
 fn removal_advice(name: &str, removal: Option<&RemovalDocument>) -> Option<String> {
@@ -514,7 +571,7 @@ pub(super) fn legs(server: &Server) -> Vec<VolumeDocument> {
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 15] = [
+const FAMILIES: [(&str, &str, PoolNumber); 19] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -557,6 +614,24 @@ const FAMILIES: [(&str, &str, PoolNumber); 15] = [
     ("flagstone_pool_log_tail_bytes", "Part of the log that only the log device has.", |pool| {
         pool.log.as_ref().map_or(0, |log| log.tail_bytes)
     }),
+    ("flagstone_pool_devices_missing", "Devices of pairs that are missing or failed.", |pool| {
+        pool.redundancy.as_ref().map_or(0, |copies| copies.missing_devices)
+    }),
+    (
+        "flagstone_pool_rebuild_bytes",
+        "Bytes to copy until every device of a pair is in sync.",
+        |pool| pool.redundancy.as_ref().map_or(0, |copies| copies.rebuild_bytes),
+    ),
+    (
+        "flagstone_pool_failed_reads_total",
+        "Reads that one device of a pair failed and the other answered.",
+        |pool| pool.redundancy.as_ref().map_or(0, |copies| copies.failed_reads),
+    ),
+    (
+        "flagstone_pool_repaired_bytes_total",
+        "Bytes rewritten from the other device of a pair.",
+        |pool| pool.redundancy.as_ref().map_or(0, |copies| copies.repaired_bytes),
+    ),
     ("flagstone_pool_checkpoints_total", "Checkpoints.", |pool| pool.checkpoints),
     ("flagstone_pool_cleaned_segments_total", "Segments that the cleaner emptied.", |pool| {
         pool.cleaned_segments

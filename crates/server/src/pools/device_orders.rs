@@ -120,6 +120,10 @@ impl Server {
                         "pool {name} has failed ({error}): flagstone pool reopen {name} comes first"
                     )));
                 }
+                if status.redundancy.is_some() {
+                    let refused = DeviceOrderError::Redundant { pool: name.clone() };
+                    return Err(Problem::conflict(refused.to_string()));
+                }
                 // Drop the device of an earlier, unfinished order.
                 let mut before = DeviceSet { adding: None, ..set };
                 before.devices.retain(|device| status.devices.contains(device));

@@ -16,7 +16,9 @@ use super::disk_search::DiskCopy;
 use super::open::{OperatorConsent, examine};
 use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
-use super::{ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed};
+use super::{
+    ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed, redundancy,
+};
 use crate::http::Problem;
 use crate::limits::{CHANGE_TIMEOUT, OPEN_TIMEOUT, POOLS_MAX};
 use crate::serve::Server;
@@ -118,12 +120,17 @@ impl Server {
             return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
         }
         let identity = examined.identity;
+        let without: Vec<String> = examined.missing.iter().map(ToString::to_string).collect();
+        let without = match without.is_empty() {
+            true => String::new(),
+            false => format!(" without the devices {}", without.join(", ")),
+        };
         // Disks that could not be read need no consent.
         let copy = self.pools.search.find_copy(examined, devices).await.unwrap_or_default();
         check_rival(copy.as_ref()).map_err(Problem::conflict)?;
         let loss = loss(name, identity, self.pools.registry.identity(name), copy);
         if *dry_run {
-            return Ok(Outcome::changed(format!("pool {name} is opened")).losing(loss));
+            return Ok(Outcome::changed(format!("pool {name} is opened{without}")).losing(loss));
         }
         if let Some(loss) = &loss {
             order.accepted_loss.check(loss).map_err(Problem::conflict)?;
@@ -211,8 +218,13 @@ impl Server {
         }
         // Record paths and identity together: the former identity could refuse an older pool.
         let seen = opened.as_ref().map_or(identity, Pool::identity);
-        let new =
+        let mut new =
             PoolEntry { last_seen: Some(seen.into()), ..PoolEntry::new(name, &set, log.clone()) };
+        let copies = opened.as_ref().ok().and_then(|pool| pool.status().redundancy);
+        if let Some(copies) = &copies {
+            redundancy::record(&mut new, &copies.legs);
+        }
+        let set = DeviceSet::from(new.devices.clone());
         let import = |entry: &mut Option<PoolEntry>| {
             let former = entry.take();
             let has_old_legs = former.as_ref().is_none_or(PoolEntry::may_be_older);
@@ -247,6 +259,12 @@ impl Server {
         self.serve_locked(name, &pool).await;
         let volumes = pool.status().volumes;
         let mut outcome = format!("pool {name} is open and has {volumes} volumes");
+        let missing = self.pools.redundancy(name, &pool.status());
+        if let Some(missing) =
+            missing.map(|copies| copies.missing_devices).filter(|count| *count > 0)
+        {
+            outcome += &format!(", without {missing} of its devices");
+        }
         let unserved: Vec<String> = self.pools.slot(name)?.unserved.into_keys().collect();
         if !unserved.is_empty() {
             outcome += &format!(", of which are not served: {}", unserved.join(", "));

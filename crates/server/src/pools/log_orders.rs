@@ -70,6 +70,12 @@ impl Server {
                 log.as_ref().map_or("no log device".to_owned(), |log| format!("log device {log}"));
             return Ok(Outcome::unchanged(format!("pool {name} has {has} already")));
         }
+        if pool.status().redundancy.is_some() {
+            return Err(Problem::conflict(format!(
+                "pool {name} has two copies of everything, and takes no log device, which would be a \
+                 single copy of the newest changes"
+            )));
+        }
         if let Some(device) = destroy_data.iter().find(|device| Some(*device) != log.as_ref()) {
             return Err(Problem::invalid(format!(
                 "{device} is to be destroyed, but is not the new log device"

@@ -27,7 +27,9 @@ mod order_locks;
 mod order_tests;
 mod orders;
 mod path_threads;
+mod redundancy;
 mod registry;
+mod replacement;
 mod retire;
 mod same_disks;
 pub(crate) mod scrub;
@@ -67,6 +69,7 @@ pub(crate) use log_orders::SetLog;
 use open::{LogDecision, OperatorConsent};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
 use registry::Registry;
+pub(crate) use replacement::ReplaceDevice;
 pub(crate) use settings::Settings;
 pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
@@ -92,6 +95,8 @@ pub(crate) struct Pools {
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     /// Devices that were removed last, by name of the pool.
     removed: RefCell<BTreeMap<String, String>>,
+    /// Devices of pools with redundancy, by name of the pool.
+    copies: RefCell<BTreeMap<String, redundancy::Copies>>,
     openings: opening::Openings,
     imports: opening::Openings,
     attempts: opening::OpenAttempts,
@@ -222,6 +227,7 @@ impl Pools {
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             removed: RefCell::default(),
+            copies: RefCell::default(),
             openings: opening::Openings::default(),
             imports: opening::Openings::default(),
             attempts: opening::OpenAttempts::default(),
@@ -474,7 +480,13 @@ impl Server {
         before: DeviceSet<String>,
         pool: &Pool,
     ) -> DeviceSet<String> {
-        let own = pool.status().devices;
+        let status = pool.status();
+        let own = status.devices;
+        if status.redundancy.is_some() {
+            self.pools.insert(name, PoolSlot::open(before.clone(), pool.clone()));
+            self.record_pairs(name, pool).await;
+            return self.pools.slot(name).map_or(before, |slot| slot.set);
+        }
         if let Some(device) = before.adding.as_ref().filter(|device| !own.contains(device)) {
             tracing::warn!("{device} was not added to pool {name}: flagstone pool grow adds it");
         }
@@ -495,6 +507,7 @@ impl Server {
         let mut recorded = time::now();
         // Recording runs in a task, because the state directory may hang.
         let mut recording: Option<JoinHandle<()>> = None;
+        let mut is_due = false;
         loop {
             time::sleep(POOL_PAUSE).await;
             self.begin_openings();
@@ -502,11 +515,12 @@ impl Server {
             self.serve_ended();
             self.note_missing_volumes();
             self.pools.watch();
+            is_due |= self.pools.watch_devices() || recorded.elapsed() >= IDENTITY_PERIOD;
             let is_recording = recording.as_ref().is_some_and(|task| !task.is_finished());
-            if recorded.elapsed() >= IDENTITY_PERIOD && !is_recording {
+            if is_due && !is_recording {
                 let server = self.clone();
                 recording = Some(spawn(async move { server.pools.remember_all().await }));
-                recorded = time::now();
+                (recorded, is_due) = (time::now(), false);
             }
         }
     }

@@ -11,6 +11,7 @@ use flagstone_runtime::{buf, spawn, time};
 
 use super::disk_search::{Silent, Sought};
 use super::orders::check_device;
+use super::redundancy::PresentDevices;
 use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_TIMEOUT;
@@ -68,6 +69,21 @@ impl LogDecision {
 fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
     let log = log.map_or(String::new(), |log| format!(" --log-device {log}"));
     format!("flagstone pool import {name} {}{log}", paths.join(" "))
+}
+
+/// Refusal of two devices of a pair that were used without each other, with the orders that keep
+/// the data of one.
+fn apart(name: &str, error: &PoolError, paths: &[String], rivals: [&String; 2]) -> String {
+    let without = |rival: &String| -> Vec<String> {
+        paths.iter().filter(|path| *path != rival).cloned().collect()
+    };
+    let [first, second] = rivals;
+    format!(
+        "{error}: {} keeps what {first} has, {} what {second} has; then flagstone pool \
+         replace-device {name} ID DEVICE rebuilds the other one",
+        import_line(name, &without(second), None),
+        import_line(name, &without(first), None)
+    )
 }
 
 /// Context of a refusal, besides the error.
@@ -132,7 +148,7 @@ impl Pools {
         log: Option<&String>,
         consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
-        let devices = open_devices(paths).await?;
+        let PresentDevices { devices, left_out } = self.open_present(name, paths).await?;
         let recorded = self.registry.identity(name);
         if consent.devices.is_none() {
             self.check_copies(name, &devices, paths).await?;
@@ -223,6 +239,9 @@ impl Pools {
                 let was_open = recorded.is_some();
                 let import = import_line(name, paths, log);
                 let is_expected = identity.is_some();
+                if let PoolError::UsedApart { first, second, .. } = &error {
+                    return OpenPoolError::refused(apart(name, &error, paths, [first, second]));
+                }
                 RefusedOpening { was_open, is_expected, log: why.as_deref(), import }
                     .explain(&error)
             }
@@ -230,6 +249,7 @@ impl Pools {
         if let Some(why) = why {
             tracing::warn!("pool {name} opened without its log device: {why}");
         }
+        self.note_left_out(name, left_out);
         Ok(pool)
     }
 
@@ -243,7 +263,7 @@ impl Pools {
         paths: &[String],
         decision: LogDecision,
     ) -> Result<(Vec<NamedDevice>, OpenOptions), String> {
-        let devices = open_devices(paths).await?;
+        let PresentDevices { devices, .. } = self.open_present(name, paths).await?;
         let (log, tail) = match decision {
             LogDecision::Named(tail) => (self.log_path(name), tail),
             LogDecision::Without(tail) => (None, tail),

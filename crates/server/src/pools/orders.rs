@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
 use flagstone_pool::limits::MAP_CACHE_BYTES;
-use flagstone_pool::{CreateOptions, DeviceSet, Pool};
+use flagstone_pool::{CreateOptions, DeviceSet, Pool, Redundancy};
 use flagstone_runtime::sync::Permit;
 use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_units::display::size;
@@ -58,6 +58,8 @@ pub(crate) struct MakePool {
     pub(crate) devices: Vec<String>,
     /// Log device.
     pub(crate) log: Option<String>,
+    /// Copies of a new pool.
+    pub(crate) redundancy: Redundancy,
     /// Accepts a log device that loses its content when its machine stops.
     pub(crate) accept_ephemeral: bool,
     /// Devices whose data may be destroyed, by exact path.
@@ -88,10 +90,15 @@ impl Server {
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order(&order.name).await?;
         let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run, .. } = &order;
+        let redundancy = order.redundancy;
         self.pools.end_opening(name, *dry_run);
-        if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
+        if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref(), redundancy)? {
             return Ok(outcome);
         }
+        let options = CreateOptions { redundancy, ..CreateOptions::new(name.clone()) };
+        options.check_devices(devices.len(), log.is_some()).map_err(|error| {
+            Problem::invalid(format!("{error} ({} devices were named)", devices.len()))
+        })?;
         let all = || devices.iter().chain(log);
         if let Some(device) = destroy_data.iter().find(|device| !all().any(|one| one == *device)) {
             return Err(Problem::invalid(format!(
@@ -110,7 +117,8 @@ impl Server {
         let (opened, mut opened_log) = opened.await?;
         let destroyed = all().filter(|device| destroy_data.contains(device));
         let lost: Vec<&str> = destroyed.map(String::as_str).collect();
-        let bytes: u64 = opened.iter().map(|named| named.device.geometry().size_bytes).sum();
+        let sizes = opened.iter().map(|named| named.device.geometry().size_bytes);
+        let sizes: Vec<u64> = sizes.collect();
         let ephemeral = match log {
             Some(log) => log_orders::ephemeral_loss(log).await?,
             None => None,
@@ -120,17 +128,10 @@ impl Server {
             (Some(loss), Some(ephemeral)) => Some(format!("{loss}; {ephemeral}")),
             (loss, ephemeral) => loss.or_else(|| ephemeral.clone()),
         };
-        let mut outcome = Outcome::changed(format!(
-            "pool {name} has {} on {}{}",
-            size(bytes),
-            devices.join(" and "),
-            match devices.len() {
-                1 => "",
-                _ => ", without redundancy: the loss of one device loses the pool",
-            }
-        ))
-        .losing(loss)
-        .with_next(format!("flagstone volume create NAME --pool {name} --size SIZE"));
+        let mut outcome =
+            Outcome::changed(format!("pool {name} has {}", places(&sizes, devices, redundancy)))
+                .losing(loss)
+                .with_next(format!("flagstone volume create NAME --pool {name} --size SIZE"));
         if let Some(log) = log {
             outcome.outcome += &format!(", with log device {log}");
         }
@@ -143,7 +144,7 @@ impl Server {
         let new = PoolEntry::new(name, &set, log.clone());
         self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
         let overwrite = !lost.is_empty();
-        let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
+        let options = CreateOptions { overwrite, ..options };
         let created = Pool::create_with_log(opened, opened_log.pop(), &options);
         let pool = match time::timeout(CHANGE_TIMEOUT, created).await {
             Ok(Ok(pool)) => pool,
@@ -165,7 +166,8 @@ impl Server {
         let capacity = size(pool.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
         self.pools.registry.remember(name, || Some(pool.identity())).await;
-        self.pools.insert(name, PoolSlot::open(set, pool));
+        self.pools.insert(name, PoolSlot::open(set, pool.clone()));
+        self.record_pairs(name, &pool).await;
         tracing::info!("pool {name} was created on {}", devices.join(", "));
         Ok(outcome)
     }
@@ -176,20 +178,29 @@ impl Server {
         name: &str,
         devices: &[String],
         log: Option<&String>,
+        redundancy: Redundancy,
     ) -> Result<Option<Outcome>, Problem> {
         self.pools.writable()?;
         let set = devices.to_vec().into();
         check_entry(&PoolEntry::new(name, &set, log.cloned())).map_err(Problem::invalid)?;
         let slots = self.pools.slots();
         match slots.get(name) {
-            Some(PoolSlot { state: PoolState::Open(_), set, .. })
-                if set.devices == devices && self.pools.log_path(name).as_ref() == log =>
+            Some(PoolSlot { state: PoolState::Open(pool), set, .. })
+                if set.devices == devices
+                    && self.pools.log_path(name).as_ref() == log
+                    && pool.status().redundancy.is_some() == (redundancy == Redundancy::Mirror) =>
             {
                 return Ok(Some(Outcome::unchanged(format!("pool {name} exists already"))));
             }
-            Some(PoolSlot { state: PoolState::Open(_), set, .. }) => {
+            Some(PoolSlot { state: PoolState::Open(pool), set, .. }) => {
                 let own = set.devices.join(" and ");
-                return Err(Problem::conflict(format!("pool {name} exists already, on {own}")));
+                let copies = match pool.status().redundancy {
+                    Some(_) => "with",
+                    None => "without",
+                };
+                return Err(Problem::conflict(format!(
+                    "pool {name} exists already, on {own}, {copies} redundancy"
+                )));
             }
             // An earlier creation did not complete.
             Some(PoolSlot {
@@ -377,6 +388,7 @@ impl Server {
         self.pools.registry.change(name, |entry| *entry = None).await?;
         self.pools.slots.borrow_mut().remove(name);
         self.pools.removed.borrow_mut().remove(name);
+        self.pools.copies.borrow_mut().remove(name);
         self.end_retirements(name, None);
         tracing::info!("pool {name} was forgotten");
         Ok(())
@@ -499,6 +511,25 @@ impl Server {
         let mut volumes = self.volumes();
         volumes.retain(|volume| volume.pool.as_ref().is_some_and(|place| place.pool == pool));
         volumes
+    }
+}
+
+/// Size of a new pool, its devices, and what their loss means.
+fn places(sizes: &[u64], devices: &[String], redundancy: Redundancy) -> String {
+    let sum = || size(sizes.iter().sum());
+    match (redundancy, devices) {
+        (Redundancy::Mirror, _) => {
+            let pairs: Vec<String> = devices.chunks(2).map(|pair| pair.join(" and ")).collect();
+            let usable = sizes.chunks(2).map(|pair| pair.iter().copied().min().unwrap_or_default());
+            format!("{} with two copies, on the pairs {}", size(usable.sum()), pairs.join("; "))
+        }
+        (Redundancy::None, [device]) => format!("{} on {device}", sum()),
+        (Redundancy::None, _) => format!(
+            "{} on {}, without redundancy: the loss of one device loses the pool (--redundancy \
+             mirror keeps two copies)",
+            sum(),
+            devices.join(" and ")
+        ),
     }
 }
 

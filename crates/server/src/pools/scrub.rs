@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::verify::scrub::ScrubPlace;
 use flagstone_pool::{Pool, PoolId};
 use flagstone_runtime::task::AbortOnDrop;
@@ -114,6 +115,7 @@ async fn work(pool: Pool, saved: &RefCell<Saved>, save: impl AsyncFn()) -> Resul
             }
             let document = &mut saved.document;
             document.verified_bytes += step.verified_bytes;
+            document.repaired_bytes += step.repaired_blocks * BLOCK_BYTES as u64;
             document.total_bytes = pool.live_bytes().max(document.verified_bytes);
             for damage in &step.damage {
                 tracing::error!("scrub: {damage}");

@@ -3,6 +3,7 @@
 //! Invariants: a lock lets one server at a time use a directory; a file is replaced as a whole, and
 //! is durable when a write returns; a file that cannot be read is never replaced.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use flagstone_config::names::check_volume_name;
 use flagstone_pool::limits::{DEVICES_MAX, MAP_CACHE_BYTES, POOL_NAME_MAX};
-use flagstone_pool::{DeviceSet, PoolIdentity};
+use flagstone_pool::{DeviceSet, PoolId, PoolIdentity};
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::{spawn, spawn_blocking, time};
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,10 @@ pub(crate) struct PoolEntry {
     /// Device that a running order removes. It is also in `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) removing: Option<String>,
+    /// Identifiers of the devices of a pool with redundancy, by path: a missing device keeps its
+    /// path. Empty for other pools.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) device_ids: BTreeMap<String, String>,
 }
 
 impl PoolEntry {
@@ -88,6 +93,7 @@ impl PoolEntry {
             destroying: false,
             adding,
             removing,
+            device_ids: BTreeMap::new(),
         }
     }
 
@@ -289,7 +295,9 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
              letter or a digit"
         ));
     }
-    if !(1..=DEVICES_MAX).contains(&pool.devices.len()) {
+    // A device that replaces another comes in addition.
+    let added = usize::from(pool.adding.is_some() && !pool.device_ids.is_empty());
+    if !(1..=DEVICES_MAX + added).contains(&pool.devices.len()) {
         return Err(format!("a pool has 1 to {DEVICES_MAX} devices"));
     }
     if let Some(other) = [&pool.adding, &pool.removing]
@@ -302,6 +310,12 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
     let devices: Vec<&String> = pool.devices.iter().chain(&pool.log).collect();
     if pool.map_cache_bytes.is_some_and(|bytes| !MAP_CACHE_BYTES.contains(&bytes)) {
         return Err("a map cache has 1 MiB to 64 GiB".to_owned());
+    }
+    let are_uuids = pool.device_ids.values().all(|id| id.parse::<PoolId>().is_ok());
+    if !are_uuids || pool.device_ids.len() > DEVICES_MAX {
+        return Err(format!(
+            "a pool has 1 to {DEVICES_MAX} identifiers of devices, which are UUIDs"
+        ));
     }
     if pool.last_seen.as_ref().is_some_and(|seen| seen.identity().is_none()) {
         return Err("the identifier of a pool is a UUID".to_owned());
@@ -334,7 +348,6 @@ fn replace(path: &Path, name: &str, text: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_pool::PoolId;
 
     fn entry(name: &str, devices: &[&str]) -> PoolEntry {
         let devices: Vec<_> = devices.iter().map(|device| (*device).to_owned()).collect();

@@ -67,6 +67,7 @@ impl Bed {
             name: name.to_owned(),
             devices: vec![self.file(file).to_str().unwrap().to_owned()],
             log: None,
+            redundancy: Default::default(),
             accept_ephemeral: false,
             destroy_data: Vec::new(),
             accepted_loss: AcceptedLoss::new(false, None),
