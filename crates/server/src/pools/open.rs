@@ -149,6 +149,7 @@ impl Pools {
         consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
         let PresentDevices { devices, left_out } = self.open_present(name, paths).await?;
+        let present: Vec<String> = devices.iter().map(|named| named.name.clone()).collect();
         let recorded = self.registry.identity(name);
         if consent.devices.is_none() {
             self.check_copies(name, &devices, paths).await?;
@@ -237,10 +238,10 @@ impl Pools {
             PoolError::Full { .. } => full(&error, LogDecision::Without(tail)),
             _ => {
                 let was_open = recorded.is_some();
-                let import = import_line(name, paths, log);
+                let import = import_line(name, &present, log);
                 let is_expected = identity.is_some();
                 if let PoolError::UsedApart { first, second, .. } = &error {
-                    return OpenPoolError::refused(apart(name, &error, paths, [first, second]));
+                    return OpenPoolError::refused(apart(name, &error, &present, [first, second]));
                 }
                 RefusedOpening { was_open, is_expected, log: why.as_deref(), import }
                     .explain(&error)

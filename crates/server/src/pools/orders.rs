@@ -278,9 +278,10 @@ impl Server {
         self.pools.end_opening(name, *dry_run);
         let slot = self.pools.slot(name)?;
         let loss = match &slot.state {
-            PoolState::Open(pool) if pool.status().failed.is_none() => {
+            PoolState::Open(pool) if is_whole(pool) => {
                 return self.reopen_locked(name, pool, *dry_run).await;
             }
+            PoolState::Open(pool) if pool.status().failed.is_none() => None,
             PoolState::Open(_) => {
                 Some("writes since the last flush, although they were acknowledged".to_owned())
             }
@@ -308,10 +309,18 @@ impl Server {
         }
         self.pools.removals.borrow_mut().remove(name);
         let PoolSlot { set, state, .. } = slot;
-        // Closes the devices, and so unlocks them.
-        drop(state);
+        // A pool that has not failed is closed first: it loses nothing.
+        let closing = match state {
+            PoolState::Open(pool) if pool.status().failed.is_none() => Some(pool),
+            PoolState::Open(_) | PoolState::Changing { .. } | PoolState::Closed { .. } => None,
+        };
+        let work = async move || match closing {
+            None => Ok(()),
+            // Closes the devices, and so unlocks them.
+            Some(pool) => pool.close().await.map_err(|error| failed(error.to_string())),
+        };
         let consent = OperatorConsent::default();
-        self.reopen(name, set, reopening, permit, consent, async || Ok(())).await?;
+        self.reopen(name, set, reopening, permit, consent, work).await?;
         Ok(outcome)
     }
 
@@ -512,6 +521,13 @@ impl Server {
         volumes.retain(|volume| volume.pool.as_ref().is_some_and(|place| place.pool == pool));
         volumes
     }
+}
+
+/// True if an open pool has not failed, and lacks no device.
+fn is_whole(pool: &Pool) -> bool {
+    let status = pool.status();
+    let legs = status.redundancy.map(|copies| copies.legs).unwrap_or_default();
+    status.failed.is_none() && legs.iter().all(|leg| leg.is_attached)
 }
 
 /// Size of a new pool, its devices, and what their loss means.
