@@ -237,6 +237,7 @@ fn cli_reference_matches_clap() {
         ("options:snapshot-delete".to_owned(), snapshot("delete")),
         ("options:snapshot-list".to_owned(), options_beyond(&find(&["snapshot", "list"]), &query)),
         ("options:pool-set".to_owned(), pool("set")),
+        ("options:pool-replace-device".to_owned(), pool("replace-device")),
         ("options:pool-set-log".to_owned(), pool("set-log")),
         ("options:volume-create".to_owned(), volume("create")),
         ("options:volume-resize".to_owned(), volume("resize")),
