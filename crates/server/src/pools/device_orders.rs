@@ -153,7 +153,8 @@ impl Server {
             return Ok(outcome);
         }
         let sets = Growth { before: before.clone(), during };
-        self.grow(name, growing, sets, (named, *destroy_data), permit).await?;
+        // On the heap: this future is part of large ones.
+        Box::pin(self.grow(name, growing, sets, (named, *destroy_data), permit)).await?;
         let status = self.pools.open_pool(name)?.status();
         outcome.outcome += &format!("; {} are for volumes", size(status.capacity_bytes));
         outcome.outcome += &places_caveat(&self.pools.open_pool(name)?);

@@ -148,7 +148,9 @@ impl Pools {
         log: Option<&String>,
         consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
-        let PresentDevices { devices, left_out } = self.open_present(name, paths).await?;
+        // On the heap: this future is part of large ones.
+        let opened = Box::pin(self.open_present(name, paths)).await?;
+        let PresentDevices { devices, left_out } = opened;
         let present: Vec<String> = devices.iter().map(|named| named.name.clone()).collect();
         let recorded = self.registry.identity(name);
         if consent.devices.is_none() {
@@ -173,7 +175,7 @@ impl Pools {
                 mirrored,
                 ..OpenOptions::default()
             };
-            Pool::open_with(devices.clone(), &options).await
+            Box::pin(Pool::open_with(devices.clone(), &options)).await
         };
         let full = |error: &PoolError, log| OpenPoolError {
             cause: Some(ClosedCause::Full { devices: paths.to_vec(), log }),
@@ -264,7 +266,7 @@ impl Pools {
         paths: &[String],
         decision: LogDecision,
     ) -> Result<(Vec<NamedDevice>, OpenOptions), String> {
-        let PresentDevices { devices, .. } = self.open_present(name, paths).await?;
+        let PresentDevices { devices, .. } = Box::pin(self.open_present(name, paths)).await?;
         let (log, tail) = match decision {
             LogDecision::Named(tail) => (self.log_path(name), tail),
             LogDecision::Without(tail) => (None, tail),
@@ -347,7 +349,7 @@ impl Pools {
                 first.get_or_insert_with(|| silent().into());
                 continue;
             }
-            match self.open(name, paths, log.as_ref(), consent).await {
+            match Box::pin(self.open(name, paths, log.as_ref(), consent)).await {
                 Ok(pool) => return Ok(pool),
                 Err(error) if matches!(error.cause, Some(ClosedCause::Full { .. })) => {
                     first = Some(error)

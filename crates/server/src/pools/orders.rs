@@ -145,7 +145,8 @@ impl Server {
         self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..options };
-        let created = Pool::create_with_log(opened, opened_log.pop(), &options);
+        // On the heap: this future is part of large ones.
+        let created = Box::pin(Pool::create_with_log(opened, opened_log.pop(), &options));
         let pool = match time::timeout(CHANGE_TIMEOUT, created).await {
             Ok(Ok(pool)) => pool,
             Ok(Err(error)) => {
