@@ -311,13 +311,14 @@ impl Server {
         self.pools.removals.borrow_mut().remove(name);
         let PoolSlot { set, state, .. } = slot;
         // A pool that has not failed is closed first: it loses nothing.
-        let closing = match state {
-            PoolState::Open(pool) if pool.status().failed.is_none() => Some(pool),
+        let closing = match &state {
+            PoolState::Open(pool) if pool.status().failed.is_none() => Some(pool.clone()),
             PoolState::Open(_) | PoolState::Changing { .. } | PoolState::Closed { .. } => None,
         };
+        // Closes the devices of a failed pool, and so unlocks them.
+        drop(state);
         let work = async move || match closing {
             None => Ok(()),
-            // Closes the devices, and so unlocks them.
             Some(pool) => pool.close().await.map_err(|error| failed(error.to_string())),
         };
         let consent = OperatorConsent::default();
