@@ -68,6 +68,14 @@ fn data_survives_the_loss_of_one_device_after_another() {
     bed.server.kill();
     std::fs::rename(&devices[1], bed.scratch.join("lost")).unwrap();
     bed.server.restart();
+    // The lost device may have been used alone.
+    assert_eq!(bed.pool()["state"], "closed", "{:#}", bed.pool());
+    let import = format!("pool import fast {}", path(&devices[0]));
+    assert!(bed.run("pool status fast").contains(&format!("flagstone {import}")));
+    assert!(bed.refused(&import).contains("was in use, if it was"));
+    bed.run(&format!("{import} --yes"));
+    bed.server.kill();
+    bed.server.restart();
     let missing = device(&bed.pool(), &devices[1]);
     assert_eq!(missing["state"], "missing", "{:#}", bed.pool());
     assert!(missing["reason"].as_str().unwrap().contains("No such file"), "{missing:#}");
@@ -98,6 +106,7 @@ fn data_survives_the_loss_of_one_device_after_another() {
     bed.server.kill();
     std::fs::remove_file(&devices[0]).unwrap();
     bed.server.restart();
+    bed.run(&format!("pool import fast {} --yes", path(&new)));
     assert_eq!(device(&bed.pool(), &devices[0])["state"], "missing", "{:#}", bed.pool());
     verify(&bed);
 }
@@ -111,6 +120,10 @@ fn device_that_returns_is_rebuilt() {
         std::fs::rename(device, away.with_extension(other)).unwrap();
     }
     bed.server.restart();
+    let import = |present: [&Path; 2]| {
+        format!("pool import fast {} {} --yes", path(present[0]), path(present[1]))
+    };
+    bed.run(&import([&devices[1], &devices[2]]));
     let missing = |at: &Path| device(&bed.pool(), at)["state"].clone();
     assert_eq!([missing(&devices[0]), missing(&devices[3])], ["missing", "missing"]);
     write(&bed);
@@ -124,6 +137,7 @@ fn device_that_returns_is_rebuilt() {
         std::fs::remove_file(device).unwrap();
     }
     bed.server.restart();
+    bed.run(&import([&devices[0], &devices[3]]));
     verify(&bed);
 }
 
@@ -187,6 +201,7 @@ fn devices_used_apart_need_the_operator() {
     std::fs::copy(&devices[1], &away).unwrap();
     std::fs::remove_file(&devices[1]).unwrap();
     bed.server.restart();
+    bed.run(&format!("pool import fast {} --yes", path(&devices[0])));
     write(&bed);
     assert!(bed.server.terminate().success());
     // The other one alone is older than what was served last.

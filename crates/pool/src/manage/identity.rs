@@ -40,6 +40,8 @@ pub struct ExaminedPool {
     pub devices: Vec<PoolId>,
     /// Identifiers of missing devices, which a pool with redundancy can spare.
     pub missing: Vec<PoolId>,
+    /// A missing device that may have later writes ([`PoolError::AbsentLeg`]).
+    pub unproven: Option<PoolId>,
 }
 
 impl ExpectedPool {
@@ -91,7 +93,8 @@ impl Pool {
         let absent = |id: &PoolId| legs.iter().any(|leg| leg.id == *id && !leg.is_attached);
         let (missing, devices) = ids.partition(absent);
         let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
-        Ok(ExaminedPool { name: superblock.name, identity, devices, missing })
+        let unproven = storage.pairs.as_ref().and_then(|pairs| pairs.unproven());
+        Ok(ExaminedPool { name: superblock.name, identity, devices, missing, unproven })
     }
 
     /// Present, durable identity of the pool.

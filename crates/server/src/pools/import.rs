@@ -8,14 +8,14 @@
 
 use std::rc::Rc;
 
-use flagstone_pool::{DeviceSet, Pool, PoolIdentity};
+use flagstone_pool::{AbsentLegs, DeviceSet, Pool, PoolId, PoolIdentity};
 use flagstone_runtime::sync::oneshot;
 use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::disk_search::DiskCopy;
 use super::open::{OperatorConsent, examine};
 use super::orders::answered;
-use super::state_directory::{PoolEntry, check_entry};
+use super::state_directory::{LastSeen, PoolEntry, check_entry};
 use super::{
     ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed, redundancy,
 };
@@ -92,6 +92,11 @@ fn loss(
     }
 }
 
+/// Data that may be lost without an absent device, which may have been used alone.
+fn absent_loss(id: PoolId) -> String {
+    format!("what was written while only device {id} was in use, if it was")
+}
+
 /// Refuses copies of which neither is newer: no order can say which data is meant to be lost.
 fn check_rival(copy: Option<&DiskCopy>) -> Result<(), String> {
     let Some(DiskCopy { path, update, rival: Some(rival) }) = copy else { return Ok(()) };
@@ -119,7 +124,7 @@ impl Server {
             let (devices, found) = (devices.join(", "), &examined.name);
             return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
         }
-        let identity = examined.identity;
+        let (identity, unproven) = (examined.identity, examined.unproven);
         let without: Vec<String> = examined.missing.iter().map(ToString::to_string).collect();
         let without = match without.is_empty() {
             true => String::new(),
@@ -129,6 +134,9 @@ impl Server {
         let copy = self.pools.search.find_copy(examined, devices).await.unwrap_or_default();
         check_rival(copy.as_ref()).map_err(Problem::conflict)?;
         let loss = loss(name, identity, self.pools.registry.identity(name), copy);
+        let absent = unproven.map_or(AbsentLegs::Refuse, |_| AbsentLegs::GiveUp);
+        let parts = [loss, unproven.map(absent_loss)];
+        let loss = parts.into_iter().flatten().reduce(|one, other| format!("{one}; and {other}"));
         if *dry_run {
             return Ok(Outcome::changed(format!("pool {name} is opened{without}")).losing(loss));
         }
@@ -149,7 +157,8 @@ impl Server {
         let task = spawn(async move {
             let name = order.name.clone();
             // Accept only the examined state or a newer one: a device may be exchanged in between.
-            let consent = OperatorConsent { devices: Some(identity), ..OperatorConsent::default() };
+            let devices = Some(identity);
+            let consent = OperatorConsent { devices, absent, ..OperatorConsent::default() };
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;
@@ -222,6 +231,17 @@ impl Server {
             PoolEntry { last_seen: Some(seen.into()), ..PoolEntry::new(name, &set, log.clone()) };
         let copies = opened.as_ref().ok().and_then(|pool| pool.status().redundancy);
         if let Some(copies) = &copies {
+            // Missing devices keep their paths.
+            let former = self.pools.registry.entry(name);
+            let is_same = |former: &PoolEntry| {
+                let last = former.last_seen.as_ref().and_then(LastSeen::identity);
+                last.is_some_and(|last| last.id == seen.id)
+            };
+            if let Some(former) = former.filter(is_same) {
+                let others = former.devices.into_iter().filter(|path| !devices.contains(path));
+                new.devices.extend(others);
+                new.device_ids = former.device_ids;
+            }
             redundancy::record(&mut new, &copies.legs);
         }
         let set = DeviceSet::from(new.devices.clone());
@@ -283,7 +303,6 @@ fn close_unused(pool: Pool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_pool::PoolId;
 
     /// Between the question and its answer, another copy got the name of the device.
     #[test]

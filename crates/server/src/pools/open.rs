@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use flagstone_pool::{
-    DeviceSet, ExaminedPool, ExpectedPool, LostTail, NamedDevice, OpenOptions, Pool, PoolError,
-    PoolIdentity,
+    AbsentLegs, DeviceSet, ExaminedPool, ExpectedPool, LostTail, NamedDevice, OpenOptions, Pool,
+    PoolError, PoolIdentity,
 };
 use flagstone_runtime::{buf, spawn, time};
 
@@ -45,6 +45,8 @@ pub(super) struct OperatorConsent {
     /// Identity that the operator accepted: allows an older copy than recorded, or another pool of
     /// this name, with this update or a later one.
     pub(super) devices: Option<PoolIdentity>,
+    /// Gives up writes that only absent devices may have.
+    pub(super) absent: AbsentLegs,
 }
 
 /// Use of the log device in an attempt to open a pool.
@@ -112,6 +114,9 @@ impl RefusedOpening<'_> {
                 (PoolError::OldCopy { .. }, _) => {
                     format!("{error}, or continue without later writes: {import}")
                 }
+                (PoolError::AbsentLeg { .. }, _) => {
+                    format!("{error}; to open the pool without it: {import}")
+                }
                 (PoolError::Unexpected { .. }, _) if is_expected => format!(
                     "{error}, which was open last: attach its devices, or take what is there: {import}"
                 ),
@@ -173,7 +178,7 @@ impl Pools {
                 tail,
                 expected: expected.clone(),
                 mirrored,
-                ..OpenOptions::default()
+                absent: consent.absent,
             };
             Box::pin(Pool::open_with(devices.clone(), &options)).await
         };
