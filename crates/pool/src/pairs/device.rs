@@ -47,7 +47,7 @@ impl Pairs {
                 Some(buf) => buf,
                 None => buf::alloc(len).await,
             };
-            match pair.limited(leg, own.read(offset, memory)).await {
+            match pair.limited(leg, &own, own.read(offset, memory)).await {
                 Ok(read) => {
                     if let Some(error) = first {
                         self.failed_reads.fetch_add(1, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl Pairs {
             let data = data.clone();
             async move { own.write(offset, data, fua).await }
         };
-        let results = written.call(call).await;
+        let results = written.call(pair, call).await;
         drop(in_progress);
         pair.judge(&written.devices, results)?;
         self.record_failures(index).await
@@ -95,7 +95,7 @@ impl Pairs {
     async fn flush(self: &Arc<Self>, index: usize) -> Result<(), IoError> {
         let pair = &self.pairs[index];
         let written = pair.written();
-        let results = written.call(|own: Arc<LegDevice>| own.flush()).await;
+        let results = written.call(pair, |own: Arc<LegDevice>| own.flush()).await;
         pair.judge(&written.devices, results)?;
         self.record_failures(index).await
     }

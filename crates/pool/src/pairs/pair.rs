@@ -14,7 +14,7 @@ use flagstone_runtime::{buf, time};
 use parking_lot::Mutex;
 
 use super::leg::{LegDevice, LegStatus};
-use super::together::both;
+use super::together::{LegCall, both};
 use crate::limits::{BLOCK_BYTES, LEG_ANSWER_TIME, LEG_TIME_LIMIT};
 use crate::ondisk::legs::LEGS;
 use crate::ondisk::superblock::copy_offset;
@@ -53,13 +53,19 @@ impl WrittenLegs {
     /// Makes a call to each of them. One is given up if it takes long after that of a leg in sync.
     pub(super) async fn call<F: Future<Output = Result<(), IoError>>>(
         &self,
+        pair: &Pair,
         make: impl Fn(Arc<LegDevice>) -> F,
     ) -> [Option<Result<(), IoError>>; LEGS] {
         let [one, other] = &self.devices;
         let mut one = std::pin::pin!(one.clone().map(&make));
         let mut other = std::pin::pin!(other.clone().map(&make));
-        let one = one.as_mut().as_pin_mut().map(|call| (self.in_sync[0], call as _));
-        let other = other.as_mut().as_pin_mut().map(|call| (self.in_sync[1], call as _));
+        let leg_call = |leg: usize, call| {
+            let device = self.devices[leg].as_ref().expect("it is called");
+            let give_up = Box::new(move || Box::pin(pair.give_up(leg, device)) as _);
+            LegCall::new(call, give_up, 0, self.in_sync[leg], false)
+        };
+        let one = one.as_mut().as_pin_mut().map(|call| leg_call(0, call as _));
+        let other = other.as_mut().as_pin_mut().map(|call| leg_call(1, call as _));
         both([one, other]).await
     }
 }
@@ -218,14 +224,37 @@ impl Pair {
         Ok(())
     }
 
-    /// Ends a call to a leg. It is given up if it takes long while the other leg is in sync and
-    /// answers: a stall that both legs share, or of the last one, is waited for.
+    /// Ends the use of a leg whose call takes long, if the other leg is in sync and answers: a stall
+    /// that both legs share, or of the last one, is waited for. True if the call no longer counts.
+    pub(super) async fn give_up(&self, leg: usize, device: &Arc<LegDevice>) -> bool {
+        let is_used = || self.status_of(leg, device).is_some_and(LegStatus::is_written);
+        if !is_used() {
+            return true;
+        }
+        let name = device.name();
+        let Some(other) = self.sync_device(1 - leg) else {
+            tracing::warn!(device = name, "device does not answer: waiting for it");
+            return false;
+        };
+        let read = other.read(copy_offset(0), buf::alloc_small(BLOCK_BYTES));
+        match time::timeout(LEG_ANSWER_TIME, read).await {
+            Ok(Ok(_)) => {
+                tracing::error!(device = name, "device does not answer");
+                // The other leg may have failed meanwhile.
+                self.fail(leg, device, IoError::Unreachable).is_ok()
+            }
+            Ok(Err(_)) | Err(_) => !is_used(),
+        }
+    }
+
+    /// Ends a call to this device of a leg, with a time limit ([`Pair::give_up`]).
     ///
     /// # Errors
-    /// Of the call; [`IoError::Unreachable`] if it is given up.
+    /// Of the call; [`IoError::Unreachable`] after the use of the device has ended.
     pub(super) async fn limited<T>(
         &self,
         leg: usize,
+        device: &Arc<LegDevice>,
         call: impl Future<Output = Result<T, IoError>>,
     ) -> Result<T, IoError> {
         let mut call = std::pin::pin!(call);
@@ -233,14 +262,7 @@ impl Pair {
             if let Ok(result) = time::timeout(LEG_TIME_LIMIT, call.as_mut()).await {
                 return result;
             }
-            let device = self.device(leg);
-            let Some(other) = self.sync_device(1 - leg) else {
-                tracing::warn!(device = device.name(), "device does not answer: waiting for it");
-                continue;
-            };
-            let read = other.read(copy_offset(0), buf::alloc_small(BLOCK_BYTES));
-            if let Ok(Ok(_)) = time::timeout(LEG_ANSWER_TIME, read).await {
-                tracing::error!(device = device.name(), "device does not answer");
+            if self.give_up(leg, device).await {
                 return Err(IoError::Unreachable);
             }
         }

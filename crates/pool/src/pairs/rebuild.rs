@@ -90,7 +90,8 @@ impl Pairs {
         data: flagstone_runtime::Buf,
     ) -> Result<(), IoError> {
         let write = behind.device.write(offset, data, false);
-        let written = self.pairs[behind.index].limited(behind.leg, write).await;
+        let pair = &self.pairs[behind.index];
+        let written = pair.limited(behind.leg, &behind.device, write).await;
         self.judge_behind(behind, written).await
     }
 
@@ -110,7 +111,7 @@ impl Pairs {
     /// Makes the copies durable, and records the progress.
     async fn record_progress(&self, behind: &Behind, copied: u32) -> Result<(), IoError> {
         let Behind { index, leg, device, .. } = behind;
-        let flushed = self.pairs[*index].limited(*leg, device.flush()).await;
+        let flushed = self.pairs[*index].limited(*leg, device, device.flush()).await;
         self.judge_behind(behind, flushed).await?;
         match self.pairs[*index].progress(*leg, device, copied) {
             true => self.settle().await.map(drop),

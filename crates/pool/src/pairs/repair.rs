@@ -73,7 +73,7 @@ impl Pairs {
     ) -> Result<BufMut, IoError> {
         let pair = &self.pairs[index];
         let own = pair.sync_device(leg).ok_or(IoError::Unreachable)?;
-        pair.limited(leg, own.read(offset, buf)).await
+        pair.limited(leg, &own, own.read(offset, buf)).await
     }
 
     /// Contents of a range on each leg in sync; `None` where it cannot be read.
@@ -119,11 +119,11 @@ impl Pairs {
         }
         let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
         let leg = pair.device(other);
-        let found = pair.limited(other, leg.read(offset, buf::alloc(len).await)).await;
+        let found = pair.limited(other, &leg, leg.read(offset, buf::alloc(len).await)).await;
         if found.is_ok_and(|found| found[..] == content[..]) {
             return Ok(());
         }
-        match pair.limited(other, leg.write(offset, content.freeze(), false)).await {
+        match pair.limited(other, &leg, leg.write(offset, content.freeze(), false)).await {
             Ok(()) => Ok(()),
             Err(error) => pair.fail(other, &leg, error),
         }
@@ -156,7 +156,7 @@ impl Pairs {
             let mut copy = buf::alloc(len).await;
             copy.copy_from_slice(&good);
             let Some(own) = pair.sync_device(leg) else { continue };
-            match pair.limited(leg, own.write(offset, copy.freeze(), true)).await {
+            match pair.limited(leg, &own, own.write(offset, copy.freeze(), true)).await {
                 Ok(()) => {
                     self.repaired_blocks.fetch_add(len as u64 / 4096, Ordering::Relaxed);
                     let device = own.name();

@@ -2,10 +2,11 @@
 //! have.
 //!
 //! Invariant: a call is given up only some time after a leg in sync of the same pair has completed
-//! its own. A stall of a controller or host that all legs share fails none of them.
+//! its own, and if that leg is still in sync and answers. A stall of a controller or host that all
+//! legs share fails none of them, whichever calls it interrupts.
 
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time::{self, Sleep};
@@ -15,28 +16,84 @@ use crate::ondisk::legs::LEGS;
 
 type Outcome = Result<(), IoError>;
 
+/// Decision about a call that takes long. True after the use of its leg has ended.
+type Decision<'a> = Pin<Box<dyn Future<Output = bool> + 'a>>;
+
+enum Limit<'a> {
+    /// No other leg in sync has completed its call.
+    None,
+    Time(Sleep),
+    Decision(Decision<'a>),
+}
+
 /// A call to one leg.
 pub(super) struct LegCall<'a> {
     call: Pin<&'a mut (dyn Future<Output = Outcome> + 'a)>,
+    give_up: Box<dyn Fn() -> Decision<'a> + 'a>,
     /// Number of the pair.
     pair: usize,
     is_in_sync: bool,
-    /// Runs once the call can be given up.
-    timer: Option<Sleep>,
+    limit: Limit<'a>,
     result: Option<Outcome>,
+}
+
+/// Call of the other leg of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Other {
+    Runs,
+    Completed,
+    /// The leg in sync failed: the change has failed, and no leg is given up for that.
+    Failed,
 }
 
 impl<'a> LegCall<'a> {
     /// A call to a leg of this pair. It `has_limit` from now on if a leg in sync of the pair has
-    /// completed its own already.
+    /// completed its own already. `give_up` decides about it after the limit ([`Pair::give_up`]).
+    ///
+    /// [`Pair::give_up`]: super::pair::Pair::give_up
     pub(super) fn new(
         call: Pin<&'a mut (dyn Future<Output = Outcome> + 'a)>,
+        give_up: Box<dyn Fn() -> Decision<'a> + 'a>,
         pair: usize,
         is_in_sync: bool,
         has_limit: bool,
     ) -> LegCall<'a> {
-        let timer = has_limit.then(|| time::sleep(LEG_TIME_LIMIT));
-        LegCall { call, pair, is_in_sync, timer, result: None }
+        let limit = match has_limit {
+            true => Limit::Time(time::sleep(LEG_TIME_LIMIT)),
+            false => Limit::None,
+        };
+        LegCall { call, give_up, pair, is_in_sync, limit, result: None }
+    }
+
+    /// True once the call has a result.
+    fn poll(&mut self, other: Other, cx: &mut Context<'_>) -> bool {
+        loop {
+            if self.result.is_some() {
+                return true;
+            }
+            self.limit = match &mut self.limit {
+                Limit::None if other == Other::Runs => return false,
+                Limit::None => Limit::Time(time::sleep(LEG_TIME_LIMIT)),
+                Limit::Time(timer) => match (Pin::new(timer).poll(cx), other) {
+                    (Poll::Pending, _) => return false,
+                    (Poll::Ready(()), Other::Failed) => {
+                        self.result = Some(Err(IoError::Unreachable));
+                        return true;
+                    }
+                    (Poll::Ready(()), Other::Runs | Other::Completed) => {
+                        Limit::Decision((self.give_up)())
+                    }
+                },
+                Limit::Decision(decision) => match decision.as_mut().poll(cx) {
+                    Poll::Pending => return false,
+                    Poll::Ready(true) => {
+                        self.result = Some(Err(IoError::Unreachable));
+                        return true;
+                    }
+                    Poll::Ready(false) => Limit::Time(time::sleep(LEG_TIME_LIMIT)),
+                },
+            };
+        }
     }
 }
 
@@ -59,44 +116,26 @@ async fn end(calls: &mut [LegCall<'_>]) {
         }
         let mut is_over = true;
         for index in 0..calls.len() {
-            let pair = calls[index].pair;
-            // A leg in sync is not given up for one that failed: it may be the last.
-            let needs_success = calls[index].is_in_sync;
-            let is_done = |own: &LegCall<'_>| {
-                let is_enough = |result: Outcome| result.is_ok() || !needs_success;
-                own.pair == pair && own.is_in_sync && own.result.is_some_and(is_enough)
+            let (pair, is_in_sync) = (calls[index].pair, calls[index].is_in_sync);
+            let others = calls.iter().filter(|own| own.pair == pair && own.is_in_sync);
+            let other = match others.filter_map(|own| own.result).next() {
+                Some(Ok(())) => Other::Completed,
+                // A leg in sync is not given up for one that failed: it may be the last.
+                Some(Err(_)) if !is_in_sync => Other::Failed,
+                Some(Err(_)) | None => Other::Runs,
             };
-            let has_other = calls.iter().any(is_done);
-            let own = &mut calls[index];
-            if own.result.is_some() {
-                continue;
-            }
-            if has_other && own.timer.is_none() {
-                own.timer = Some(time::sleep(LEG_TIME_LIMIT));
-            }
-            match own.timer.as_mut().map(|timer| Pin::new(timer).poll(cx)) {
-                Some(Poll::Ready(())) => own.result = Some(Err(IoError::Unreachable)),
-                Some(Poll::Pending) | None => is_over = false,
-            }
+            is_over &= calls[index].poll(other, cx);
         }
         if is_over { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
 }
 
-/// Ends the calls to the legs of one pair, each with whether its leg is in sync.
-pub(super) async fn both<'a>(
-    calls: [Option<(bool, Pin<&'a mut (dyn Future<Output = Outcome> + 'a)>)>; LEGS],
-) -> [Option<Outcome>; LEGS] {
-    match calls {
-        [None, None] => [None, None],
-        [Some((_, call)), None] => [Some(call.await), None],
-        [None, Some((_, call))] => [None, Some(call.await)],
-        [Some((one_in_sync, one)), Some((other_in_sync, other))] => {
-            let one = LegCall::new(one, 0, one_in_sync, false);
-            let mut calls = [one, LegCall::new(other, 0, other_in_sync, false)];
-            end(&mut calls).await;
-            [Some(result(&calls[0])), Some(result(&calls[1]))]
-        }
-    }
+/// Ends the calls to the legs of one pair.
+pub(super) async fn both(calls: [Option<LegCall<'_>>; LEGS]) -> [Option<Outcome>; LEGS] {
+    let is_called = calls.each_ref().map(Option::is_some);
+    let mut calls: Vec<LegCall<'_>> = calls.into_iter().flatten().collect();
+    end(&mut calls).await;
+    let mut results = calls.iter().map(result);
+    is_called.map(|is_called| is_called.then(|| results.next()).flatten())
 }

@@ -240,8 +240,15 @@ impl Pairs {
                 leg.write(superblock, &copies).await
             };
             let mut writes: Vec<_> = part.iter().map(|leg| Box::pin(write(leg))).collect();
-            let call = |(leg, write): (&&CopyWriter, _)| {
-                LegCall::new(write, leg.position / LEGS, is_in_sync, !is_in_sync)
+            let call = |(leg, write): (&&'_ CopyWriter, _)| {
+                let (index, own) = (leg.position / LEGS, leg.position % LEGS);
+                let pair = &self.pairs[index];
+                let device = leg.device.clone();
+                let give_up = Box::new(move || {
+                    let device = device.clone();
+                    Box::pin(async move { pair.give_up(own, &device).await }) as _
+                });
+                LegCall::new(write, give_up, index, is_in_sync, !is_in_sync)
             };
             let pinned = writes.iter_mut().map(|write| write.as_mut() as _);
             let mut calls: Vec<LegCall<'_>> = part.iter().zip(pinned).map(call).collect();

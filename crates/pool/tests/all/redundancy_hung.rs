@@ -234,3 +234,37 @@ fn opening_continues_if_a_superblock_write_hangs() {
         });
     }
 }
+
+/// The stall begins between the ends of two writes: one was complete on one leg, and one on the
+/// other. Each write once gave up the other leg, and the pool failed.
+#[test]
+fn stall_after_crossed_writes_fails_neither() {
+    simulated(async {
+        let disks = [disk("/a"), disk("/b")];
+        let gates = [gated(&disks[0]), gated(&disks[1])];
+        let named = gates.each_ref().map(|(_, named)| named.clone());
+        let (pool, volume) = create_on(named.to_vec()).await;
+        fill(&volume, 1).await;
+        for (passes, (gate, _)) in [0, 1].into_iter().zip(&gates) {
+            let mut writes = 0;
+            gate.hold(move |call| {
+                let number = writes;
+                writes += usize::from(matches!(call, Call::Write { .. }));
+                !(matches!(call, Call::Write { .. }) && number == passes)
+            });
+        }
+        let begin_write = |block| {
+            let volume = volume.clone();
+            flagstone_runtime::spawn(async move { write(&volume, block, 2).await })
+        };
+        let first = begin_write(1);
+        gates[1].0.holds_a_call().await;
+        let second = begin_write(2);
+        gates[0].0.holds_a_call().await;
+        gates.iter().for_each(|(gate, _)| release_after(gate, 25));
+        assert_eq!(first.await.unwrap(), Ok(()));
+        assert_eq!(second.await.unwrap(), Ok(()));
+        assert_eq!([leg(&pool, 0), leg(&pool, 1)], [LegState::InSync; 2]);
+        assert_eq!(pool.status().failed, None);
+    });
+}
