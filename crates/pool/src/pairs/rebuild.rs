@@ -19,6 +19,7 @@ use super::{LegStatus, Pairs};
 use crate::limits::{BLOCK_BYTES, READ_PAUSE, REBUILD_BYTES, REBUILD_RECORD_SEGMENTS};
 use crate::manage::shared::Shared;
 use crate::ondisk::legs::LEGS;
+use crate::read_retries::{FailedRead, ReadFailure, ReadRetries};
 
 /// A leg that is behind, with its device.
 #[derive(Clone, Debug)]
@@ -27,6 +28,21 @@ struct Behind {
     leg: usize,
     device: Arc<LegDevice>,
     copied: u32,
+}
+
+/// Failure of a copy.
+enum CopyError {
+    /// Of the leg in sync, which is read.
+    Source(IoError),
+    /// Of the leg that is behind.
+    Target(IoError),
+}
+
+impl CopyError {
+    fn error(self) -> IoError {
+        let (CopyError::Source(error) | CopyError::Target(error)) = self;
+        error
+    }
 }
 
 impl Pairs {
@@ -45,42 +61,58 @@ impl Pairs {
         })
     }
 
-    /// Copies a range to a leg. Blocks that the other leg cannot read are left out: their
-    /// content is lost, and reads of them fail.
+    /// Copies a range to a leg, while nothing else writes it.
     ///
     /// # Errors
     /// Of either leg.
-    async fn copy(&self, behind: &Behind, range: Range<u64>) -> Result<(), IoError> {
-        let (index, pair) = (behind.index, &self.pairs[behind.index]);
-        let _excluded = pair.exclude(range.clone()).await;
-        let Some(&source) = self.in_sync(index).first() else { return Err(IoError::Unreachable) };
-        let len = (range.end - range.start) as usize;
-        match self.read_leg(index, source, range.start, buf::acquire_more(len).await).await {
-            Ok(read) => self.write_behind(behind, range.start, read.freeze()).await,
-            Err(IoError::ReadFault) => {
-                let device = pair.device(source).name().to_owned();
-                for offset in range.step_by(BLOCK_BYTES) {
-                    let memory = buf::alloc_small(BLOCK_BYTES);
-                    match self.read_leg(index, source, offset, memory).await {
-                        Ok(read) => self.write_behind(behind, offset, read.freeze()).await?,
-                        Err(IoError::ReadFault) => {
-                            tracing::error!(
-                                device,
-                                offset,
-                                "block cannot be read: it is not copied"
-                            );
-                        }
-                        Err(error) => return Err(error),
-                    }
+    async fn copy_once(&self, behind: &Behind, range: Range<u64>) -> Result<(), CopyError> {
+        let index = behind.index;
+        let _excluded = self.pairs[index].exclude(range.clone()).await;
+        let memory = buf::acquire_more((range.end - range.start) as usize).await;
+        let read = self.read_leg(index, 1 - behind.leg, range.start, memory).await;
+        let data = read.map_err(CopyError::Source)?.freeze();
+        self.write_behind(behind, range.start, data).await.map_err(CopyError::Target)
+    }
+
+    /// Copies a range to a leg. Defective blocks of the other leg are left out: their content is
+    /// lost, and reads of them fail. A device that fails all reads has no defects: it may come back.
+    ///
+    /// # Errors
+    /// Of either leg.
+    async fn copy(
+        &self,
+        retries: &ReadRetries,
+        is_stopped: impl Fn() -> bool,
+        behind: &Behind,
+        range: Range<u64>,
+    ) -> Result<(), IoError> {
+        match self.copy_once(behind, range.clone()).await {
+            Err(CopyError::Source(IoError::ReadFault)) => {}
+            copied => return copied.map_err(CopyError::error),
+        }
+        let source = self.pairs[behind.index].device(1 - behind.leg);
+        for offset in range.step_by(BLOCK_BYTES) {
+            let attempt = async || {
+                let location = offset / BLOCK_BYTES as u64;
+                match self.copy_once(behind, offset..offset + BLOCK_BYTES as u64).await {
+                    Ok(()) => Ok(Ok(())),
+                    Err(CopyError::Source(error)) => Err(FailedRead { location, error }),
+                    Err(CopyError::Target(error)) => Ok(Err(error)),
                 }
-                Ok(())
-            }
-            Err(error) => {
-                let device = pair.device(source).name().to_owned();
-                tracing::warn!(device, %error, "rebuild waits: the source cannot be read");
-                Err(error)
+            };
+            match retries.read_of(|_| &source.named, &is_stopped, attempt).await {
+                Ok(copied) => copied?,
+                Err(ReadFailure::Device(failed)) => return Err(failed.error),
+                // There may have been no second attempt.
+                Err(ReadFailure::Defect) if is_stopped() => return Err(IoError::Unreachable),
+                Err(ReadFailure::Defect) => {
+                    let device = source.name();
+                    tracing::error!(device, offset, "block cannot be read: it is not copied");
+                    self.note_fault(behind.index, offset, BLOCK_BYTES);
+                }
             }
         }
+        Ok(())
     }
 
     async fn write_behind(
@@ -142,10 +174,14 @@ impl Shared {
         let (pair, device) = (&pairs.pairs[index], own.name());
         let segments = self.storage.layout.segments_on(index);
         tracing::info!(device, copied, of = segments.len(), "rebuild begins");
+        let retries = ReadRetries::default();
+        let is_over = || {
+            let is_behind = matches!(pair.status_of(leg, &own), Some(LegStatus::Behind { .. }));
+            self.is_stopped() || !is_behind
+        };
         while copied < segments.len() as u32 {
             own.copied.store(copied, Ordering::Relaxed);
-            let is_behind = matches!(pair.status_of(leg, &own), Some(LegStatus::Behind { .. }));
-            if self.is_stopped() || !is_behind {
+            if is_over() {
                 return Ok(());
             }
             let segment = segments.start + copied;
@@ -156,7 +192,8 @@ impl Shared {
                 let bytes = u64::from(self.storage.layout.segment_blocks()) * BLOCK_BYTES as u64;
                 let end = start.offset + bytes;
                 for offset in (start.offset..end).step_by(REBUILD_BYTES as usize) {
-                    pairs.copy(behind, offset..end.min(offset + REBUILD_BYTES)).await?;
+                    let range = offset..end.min(offset + REBUILD_BYTES);
+                    pairs.copy(&retries, is_over, behind, range).await?;
                 }
             }
             copied += 1;
@@ -184,7 +221,9 @@ impl Shared {
                 false => pairs.behind().map(Some),
             };
             let Some(behind) = self.progress.wait_for(next).await else { return };
-            if self.rebuild(pairs, &behind).await.is_err() {
+            if let Err(error) = self.rebuild(pairs, &behind).await {
+                let device = behind.device.name();
+                tracing::warn!(device, %error, "rebuild is interrupted");
                 time::sleep(READ_PAUSE).await;
             }
         }

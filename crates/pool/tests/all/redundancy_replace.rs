@@ -1,12 +1,14 @@
 //! Pools with redundancy: replacement of a device at inconvenient times.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_pool::{NamedDevice, Pool};
-use flagstone_runtime::block_on;
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{block_on, spawn_detached, time};
 
 use crate::gate::{Call, Gate};
-use crate::redundancy::{create, disk, fill, holds, open, rebuilt};
+use crate::redundancy::{BLOCK, Disk, create, disk, fill, holds, open, read, rebuilt};
 
 /// Bytes of a segment, which is one copy of a rebuild.
 const SEGMENT: usize = 64 * 4096;
@@ -45,4 +47,78 @@ fn replacement_during_a_rebuild_is_rebuilt_whole() {
         holds(&volume, 2).await;
     })
     .unwrap();
+}
+
+/// Disks with a pool of which the second one is behind.
+async fn behind() -> (Disk, Disk) {
+    let (a, b) = (disk("/a"), disk("/b"));
+    let (pool, volume) = create(&[&a, &b]).await;
+    fill(&volume, 1).await;
+    b.control.set_unreachable(true);
+    fill(&volume, 2).await;
+    pool.close().await.unwrap();
+    b.control.heal();
+    (a, b)
+}
+
+fn simulated(test: impl Future<Output = ()> + 'static) {
+    let sim = Simulation::new(1, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, test);
+    sim.block_on(async { done.await.unwrap() });
+}
+
+/// A lost path fails reads at once, as a defect does. The rebuild once left out all that it read
+/// meanwhile, and called the leg in sync.
+#[test]
+fn rebuild_waits_for_the_path_of_its_source() {
+    for outage in [3, 40] {
+        simulated(async move {
+            let (a, b) = behind().await;
+            let (gate, gated) = crate::gate::gated(&a);
+            let pool = Pool::open(vec![gated, b.named.clone()]).await.unwrap();
+            let is_copied = |call| matches!(call, Call::Read { offset } if offset >= 1 << 20);
+            gate.hold(is_copied);
+            gate.holds_a_call().await;
+            a.control.fail_reads(0..32 << 20);
+            gate.release();
+            let control = a.control.clone();
+            spawn_detached(async move {
+                time::sleep(Duration::from_secs(outage)).await;
+                control.heal();
+            });
+            rebuilt(&pool).await;
+            pool.close().await.unwrap();
+            drop(pool);
+            let (_pool, volume) = open(&[&b]).await.unwrap();
+            holds(&volume, 2).await;
+        });
+    }
+}
+
+#[test]
+fn rebuild_leaves_out_a_defective_block() {
+    simulated(async {
+        let (a, b) = behind().await;
+        let mut at = 1 << 20;
+        loop {
+            let memory = flagstone_runtime::buf::alloc(BLOCK as usize).await;
+            let found = a.memory.read(at, memory).await.unwrap();
+            if found.iter().all(|byte| *byte == 2) {
+                break;
+            }
+            at += BLOCK;
+        }
+        a.control.fail_reads(at..at + BLOCK);
+        let pool = Pool::open(vec![a.named.clone(), b.named.clone()]).await.unwrap();
+        rebuilt(&pool).await;
+        pool.close().await.unwrap();
+        drop(pool);
+        let (_pool, volume) = open(&[&b]).await.unwrap();
+        let mut lost = 0;
+        for block in 0..300 {
+            lost += usize::from(read(&volume, block).await != Ok(2));
+        }
+        assert_eq!(lost, 1);
+    });
 }
