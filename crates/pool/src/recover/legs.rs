@@ -2,7 +2,7 @@
 //! every acknowledged write. Pure.
 
 use crate::error::PoolError;
-use crate::ondisk::legs::{LEGS, LegState};
+use crate::ondisk::legs::{LEGS, LegRecord, LegState};
 use crate::ondisk::superblock::Superblock;
 
 /// Decision about a device.
@@ -12,6 +12,9 @@ pub(super) enum LegRole {
     Leg(usize),
     /// The leg at this position, which lacks updates, and so perhaps writes: to be rebuilt whole.
     Stale(usize),
+    /// A copy of the leg at some earlier time, or a leg with another history: a leg in sync lacks at
+    /// most one update.
+    Old,
     /// A device that was replaced: ignored.
     Replaced,
     /// It was used without the device that has the newest superblock.
@@ -47,20 +50,25 @@ pub(super) fn role(newest: &Superblock, own: &Superblock, is_second_phase: bool)
     if leg.state != LegState::InSync && calls_in_sync(own, position) && own.update >= leg.since {
         return LegRole::Apart;
     }
-    let lacks_one = own.update == newest.previous() && !is_second_phase;
-    match own.update == newest.update || lacks_one {
-        true => LegRole::Leg(position),
-        false => LegRole::Stale(position),
+    let lacks_one = own.update == newest.previous();
+    match leg.state {
+        _ if own.update == newest.update || lacks_one && !is_second_phase => LegRole::Leg(position),
+        LegState::InSync if !lacks_one => LegRole::Old,
+        LegState::InSync | LegState::Missing | LegState::Behind { .. } => LegRole::Stale(position),
     }
 }
 
-/// True if `own` calls the leg with the newest superblock missing or behind, after the newest
-/// superblock last changed the state of that leg.
+/// True if `own` calls a leg missing or behind that the newest superblock calls in sync since before
+/// that update. If another such leg is in sync for `own`, the update was not completed: it would be
+/// on that leg.
 fn calls_out_of_sync(own: &Superblock, newest: &Superblock) -> bool {
-    let leg = newest.leg(newest.device.into()).expect("it is in the table");
-    let place = own.pairs.iter().flatten().position(|other| other.id == leg.id);
-    let is_out = |place: usize| !calls_in_sync(own, place);
-    leg.state == LegState::InSync && own.update >= leg.since && place.is_some_and(is_out)
+    let state = |leg: &LegRecord| {
+        let is_same = leg.state == LegState::InSync && own.update >= leg.since;
+        let found = own.pairs.iter().flatten().find(|found| found.id == leg.id)?;
+        (is_same && leg.id != own.device_id()).then_some(found.state == LegState::InSync)
+    };
+    let in_sync: Vec<bool> = newest.pairs.iter().flatten().filter_map(state).collect();
+    in_sync.contains(&false) && !in_sync.contains(&true)
 }
 
 /// Error if a device has no leg in sync among the positions `current`.

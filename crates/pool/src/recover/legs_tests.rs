@@ -48,7 +48,8 @@ fn superblocks_decide_which_legs_are_used() {
         (newest(9, both), other(8, both), false, LegRole::Leg(1)),
         // It failed during update 9 or earlier.
         (newest(9, both), other(8, both), true, LegRole::Stale(1)),
-        (newest(9, both), other(7, both), false, LegRole::Stale(1)),
+        // A leg in sync lacks at most one update: this is an old copy, or has another history.
+        (newest(9, both), other(7, both), false, LegRole::Old),
         // It was absent, or failed during update 5.
         (newest(9, without_2(6)), other(5, both), true, LegRole::Stale(1)),
         (newest(9, without_2(6)), other(3, both), true, LegRole::Stale(1)),
@@ -92,6 +93,38 @@ fn superblocks_decide_which_legs_are_used() {
     ] {
         let found = role(&newest, &own, second_phase);
         assert_eq!(found, expected, "{newest:?} {own:?}");
+    }
+}
+
+/// Pools of two pairs: the other pair shows whether an update was completed.
+#[test]
+fn other_pair_tells_split_from_interrupted_update() {
+    let leg =
+        |id, state, since| LegRecord { id: PoolId([id; 16]), size_bytes: 1 << 30, state, since };
+    let two = |device, update, first: [LegRecord; LEGS], second: [LegRecord; LEGS]| Superblock {
+        pairs: vec![first, second],
+        ..superblock(device, update, [(1, IN_SYNC, 1), (2, IN_SYNC, 1)])
+    };
+    let whole = [leg(1, IN_SYNC, 1), leg(2, IN_SYNC, 1)];
+    let [missing_3, missing_4] = [11, 10].map(|since| leg(since as u8 % 2 + 3, MISSING, since));
+    let missing_3 = LegRecord { id: PoolId([3; 16]), ..missing_3 };
+    let missing_4 = LegRecord { id: PoolId([4; 16]), ..missing_4 };
+    // Update 10 reached only device 3, and was left out by the next opening.
+    let newest = two(0, 11, whole, [missing_3, leg(4, IN_SYNC, 1)]);
+    let own = two(2, 10, whole, [leg(3, IN_SYNC, 1), missing_4]);
+    assert_eq!(role(&newest, &own, true), LegRole::Stale(2));
+    // Device 3 continued without 4, and devices 1 and 2 are not those that 4 had.
+    let own = two(2, 10, [leg(1, MISSING, 9), leg(2, MISSING, 9)], [leg(3, IN_SYNC, 1), missing_4]);
+    assert_eq!(role(&newest, &own, true), LegRole::Apart);
+    // Device 1 was replaced by 5, and continued without 2 before: whichever superblock is newest.
+    let replaced = [leg(5, IN_SYNC, 20), leg(2, IN_SYNC, 1)];
+    let alone = superblock(0, 15, [(1, IN_SYNC, 1), (2, MISSING, 7)]);
+    for device in [0, 1] {
+        let newest = Superblock {
+            pairs: vec![replaced],
+            ..superblock(device, 25, [(5, IN_SYNC, 20), (2, IN_SYNC, 1)])
+        };
+        assert_eq!(role(&newest, &alone, true), LegRole::Apart);
     }
 }
 

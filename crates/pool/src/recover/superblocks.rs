@@ -298,6 +298,10 @@ fn assemble_pairs(
                 legs[position / LEGS][position % LEGS] = Some(AttachedLeg { named, is_current });
             }
             LegRole::Replaced => tracing::warn!(device, "device was replaced in pool {}", pool()),
+            LegRole::Old => {
+                let newest = newest.update;
+                return Err(PoolError::Outdated { device, found: update, newest });
+            }
             LegRole::Apart => {
                 let (first, second) = (first.to_owned(), device);
                 return Err(PoolError::UsedApart { pool: pool(), first, second });
