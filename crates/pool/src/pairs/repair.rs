@@ -100,11 +100,12 @@ impl Pairs {
         }
     }
 
-    /// Rewrites a range on each leg that is in sync or behind and differs from leg `good`. The
-    /// pool is not open so far: a leg that fails is recorded by [`Pairs::settle`].
+    /// Rewrites a range on each leg that is in sync or behind, unless its content `is_right`, with
+    /// that of leg `good`. The pool is not open so far: a leg that fails is recorded by
+    /// [`Pairs::settle`].
     ///
     /// # Errors
-    /// Of the last leg in sync.
+    /// Of the last leg in sync; [`IoError::ReadFault`] if leg `good` reads wrong content.
     pub(crate) async fn equalize(
         &self,
         index: usize,
@@ -117,10 +118,10 @@ impl Pairs {
         if !pair.status()[other].is_written() {
             return Ok(());
         }
-        let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
         let leg = pair.device(other);
         let found = pair.limited(other, &leg, leg.read(offset, buf::alloc(len).await)).await;
-        if found.is_ok_and(|found| found[..] == content[..]) {
+        is_right: impl Fn(&[u8]) -> bool,
+        if found.is_ok_and(|found| is_right(&found)) {
             return Ok(());
         }
         match pair.limited(other, &leg, leg.write(offset, content.freeze(), false)).await {
@@ -132,6 +133,10 @@ impl Pairs {
     /// Finds content that `is_right` on a leg in sync, and rewrites the others with it, unless the
     /// pairs are read-only. `None` if no leg has it.
     pub(crate) async fn repair(
+        let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
+        if !is_right(&content) {
+            return Err(IoError::ReadFault);
+        }
         &self,
         index: usize,
         offset: u64,

@@ -212,7 +212,14 @@ impl<'a> Replay<'a> {
                 Ok(Some(header)) => {
                     if self.equalizes {
                         let len = header.blocks() as usize * BLOCK_BYTES;
-                        let equal = pairs.equalize(place.device, leg, place.offset, len).await;
+                        let is_right = |chunk: &[u8]| {
+                            let (first, payload) = chunk.split_at(BLOCK_BYTES);
+                            let sums = payload.chunks(BLOCK_BYTES).map(checksum);
+                            self.header(first, block).is_some_and(|own| own == header)
+                                && sums.eq(header.checksums.iter().copied())
+                        };
+                        let equal = pairs.equalize(place.device, leg, place.offset, len, is_right);
+                        let equal = equal.await;
                         let device = || self.storage.device_of(block).name.clone();
                         equal.map_err(|error| PoolError::Device { device: device(), error })?;
                     }
