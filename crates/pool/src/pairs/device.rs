@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use flagstone_blockdev::{
     BlockDevice, Geometry, IoError, IoFuture, NullDevice, ReopenableDevice, ZeroFlags,
 };
-use flagstone_runtime::{Buf, BufMut, buf, spawn};
+use flagstone_runtime::{Buf, BufMut, spawn};
 
 use super::leg::LegDevice;
+use super::repair::memory;
 use super::{LegStatus, Pairs};
 use crate::ondisk::legs::{LEGS, LegRecord};
 use crate::storage::NamedDevice;
@@ -45,7 +46,7 @@ impl Pairs {
             let Some(own) = pair.sync_device(leg) else { continue };
             let memory = match buf.take() {
                 Some(buf) => buf,
-                None => buf::alloc(len).await,
+                None => memory(len).await,
             };
             match pair.limited(leg, &own, own.read(offset, memory)).await {
                 Ok(read) => {

@@ -67,8 +67,12 @@ impl Pairs {
     /// Of either leg.
     async fn copy_once(&self, behind: &Behind, range: Range<u64>) -> Result<(), CopyError> {
         let index = behind.index;
+        // First: excluded writes hold memory for which this may wait.
+        let memory = match (range.end - range.start) as usize {
+            BLOCK_BYTES => buf::alloc_small(BLOCK_BYTES),
+            len => buf::acquire_more(len).await,
+        };
         let _excluded = self.pairs[index].exclude(range.clone()).await;
-        let memory = buf::acquire_more((range.end - range.start) as usize).await;
         let read = self.read_leg(index, 1 - behind.leg, range.start, memory).await;
         let data = read.map_err(CopyError::Source)?.freeze();
         self.write_behind(behind, range.start, data).await.map_err(CopyError::Target)
@@ -174,7 +178,6 @@ impl Shared {
         let (pair, device) = (&pairs.pairs[index], own.name());
         let segments = self.storage.layout.segments_on(index);
         tracing::info!(device, copied, of = segments.len(), "rebuild begins");
-        let retries = ReadRetries::default();
         let is_over = || {
             let is_behind = matches!(pair.status_of(leg, &own), Some(LegStatus::Behind { .. }));
             self.is_stopped() || !is_behind
@@ -188,6 +191,7 @@ impl Shared {
             let begun = time::now();
             let is_free = self.state.lock().segments.is_free(segment);
             if !is_free {
+                let retries = ReadRetries::default();
                 let start = self.storage.layout.place(self.storage.layout.first_block(segment));
                 let bytes = u64::from(self.storage.layout.segment_blocks()) * BLOCK_BYTES as u64;
                 let end = start.offset + bytes;

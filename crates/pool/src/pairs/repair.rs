@@ -9,7 +9,7 @@ use flagstone_runtime::{BufMut, buf};
 use parking_lot::Mutex;
 
 use super::Pairs;
-use crate::limits::READ_FAULTS_MAX;
+use crate::limits::{BLOCK_BYTES, READ_FAULTS_MAX};
 use crate::ondisk::legs::LEGS;
 
 /// Ranges that one leg could not read and the other did. A reader with a checksum rewrites them:
@@ -45,6 +45,15 @@ impl ReadFaults {
         ranges.retain(|(own, at, len)| *own != index || *at >= end || offset >= *at + *len as u64);
         self.count.store(ranges.len(), Ordering::Release);
         ranges.len() < before
+    }
+}
+
+/// Memory for a range that is read again. Reads for which others wait while they hold memory are of
+/// single blocks.
+pub(super) async fn memory(len: usize) -> BufMut {
+    match len {
+        ..=BLOCK_BYTES => buf::alloc_small(len),
+        _ => buf::alloc(len).await,
     }
 }
 
@@ -88,7 +97,7 @@ impl Pairs {
     ) -> Result<Vec<(usize, Option<BufMut>)>, IoError> {
         let (mut read, mut failed) = (Vec::with_capacity(LEGS), None);
         for leg in self.in_sync(index) {
-            match self.read_leg(index, leg, offset, buf::alloc(len).await).await {
+            match self.read_leg(index, leg, offset, memory(len).await).await {
                 Ok(bytes) => read.push((leg, Some(bytes))),
                 Err(IoError::ReadFault) => read.push((leg, None)),
                 Err(error) => failed = Some(error),
@@ -112,6 +121,7 @@ impl Pairs {
         good: usize,
         offset: u64,
         len: usize,
+        is_right: impl Fn(&[u8]) -> bool,
     ) -> Result<(), IoError> {
         let pair = &self.pairs[index];
         let other = 1 - good;
@@ -120,9 +130,12 @@ impl Pairs {
         }
         let leg = pair.device(other);
         let found = pair.limited(other, &leg, leg.read(offset, buf::alloc(len).await)).await;
-        is_right: impl Fn(&[u8]) -> bool,
         if found.is_ok_and(|found| is_right(&found)) {
             return Ok(());
+        }
+        let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
+        if !is_right(&content) {
+            return Err(IoError::ReadFault);
         }
         match pair.limited(other, &leg, leg.write(offset, content.freeze(), false)).await {
             Ok(()) => Ok(()),
@@ -133,10 +146,6 @@ impl Pairs {
     /// Finds content that `is_right` on a leg in sync, and rewrites the others with it, unless the
     /// pairs are read-only. `None` if no leg has it.
     pub(crate) async fn repair(
-        let content = self.read_leg(index, good, offset, buf::alloc(len).await).await?;
-        if !is_right(&content) {
-            return Err(IoError::ReadFault);
-        }
         &self,
         index: usize,
         offset: u64,
@@ -158,7 +167,7 @@ impl Pairs {
             return Some(good);
         }
         for leg in bad {
-            let mut copy = buf::alloc(len).await;
+            let mut copy = memory(len).await;
             copy.copy_from_slice(&good);
             let Some(own) = pair.sync_device(leg) else { continue };
             match pair.limited(leg, &own, own.write(offset, copy.freeze(), true)).await {
