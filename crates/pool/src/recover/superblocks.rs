@@ -268,7 +268,7 @@ fn assemble_pairs(
     let pool = || newest.name.clone();
     let mut legs: Vec<[Option<AttachedLeg>; LEGS]> =
         newest.pairs.iter().map(|_| [None, None]).collect();
-    let mut current = Vec::new();
+    let (mut current, mut cut) = (Vec::new(), None);
     for (named, superblock) in found {
         let device = named.name.clone();
         let update = superblock.update;
@@ -282,7 +282,10 @@ fn assemble_pairs(
                 let is_bytes = named.device.geometry().size_bytes;
                 let was_bytes = newest.leg(position).map_or(0, |leg| leg.size_bytes);
                 if is_bytes < was_bytes {
-                    return Err(PoolError::Cut { device, is_bytes, was_bytes });
+                    let error = PoolError::Cut { device, is_bytes, was_bytes };
+                    tracing::error!(%error, "a device of a pool with redundancy cannot be used");
+                    cut = Some(error);
+                    continue;
                 }
                 let is_current = role == LegRole::Leg(position);
                 match is_current {
@@ -309,7 +312,7 @@ fn assemble_pairs(
         }
     }
     if let Some(error) = lost(newest, &current) {
-        return Err(error);
+        return Err(cut.unwrap_or(error));
     }
     let layout = PoolLayout::new(newest.segment_blocks, &newest.devices)
         .map_err(|reason| PoolError::Superblock { device: first.to_owned(), reason })?;
