@@ -72,7 +72,7 @@ fn data_survives_the_loss_of_one_device_after_another() {
     assert_eq!(bed.pool()["state"], "closed", "{:#}", bed.pool());
     let import = format!("pool import fast {}", path(&devices[0]));
     assert!(bed.run("pool status fast").contains(&format!("flagstone {import}")));
-    assert!(bed.refused(&import).contains("was in use, if it was"));
+    assert!(bed.refused(&import).contains("if it was used"));
     bed.run(&format!("{import} --yes"));
     bed.server.kill();
     bed.server.restart();
@@ -168,6 +168,59 @@ fn damage_of_one_device_is_repaired_from_the_other() {
     verify(&bed);
 }
 
+/// The device is cut while hosts write, so all of its calls fail from then on.
+#[test]
+fn pool_continues_when_a_device_fails() {
+    for failed in 0..2 {
+        let (mut bed, devices) = pool(&["a", "b"]);
+        let file = File::options().write(true).open(&devices[failed]).unwrap();
+        file.set_len(64 << 20).unwrap();
+        drop(file);
+        write(&bed);
+        let state = device(&bed.pool(), &devices[failed])["state"].clone();
+        assert_eq!(state, "failed", "{:#}", bed.pool());
+        let status = bed.run("pool status fast");
+        assert!(status.contains("open, degraded: 1 of 2 devices missing"), "{status}");
+        verify(&bed);
+        // The next openings have the cut device, too.
+        bed.run("pool reopen fast");
+        verify(&bed);
+        bed.server.kill();
+        bed.server.restart();
+        let missing = device(&bed.pool(), &devices[failed]);
+        assert_eq!(missing["state"], "missing", "{:#}", bed.pool());
+        assert!(missing["reason"].as_str().unwrap().contains("it was cut"), "{missing:#}");
+        verify(&bed);
+    }
+}
+
+/// A device of another pool has the path of a missing one: it is left as it is.
+#[test]
+fn foreign_device_is_not_used() {
+    let (mut bed, devices) = pool(&["a", "b"]);
+    let foreign = [bed.scratch.disk("c", SIZE), bed.scratch.disk("d", SIZE)];
+    bed.run(&format!("pool create other {} {}", path(&foreign[0]), path(&foreign[1])));
+    bed.server.kill();
+    std::fs::remove_file(&devices[1]).unwrap();
+    bed.server.restart();
+    bed.run(&format!("pool import fast {} --yes", path(&devices[0])));
+    write(&bed);
+    for source in [Some(&foreign[0]), None] {
+        assert!(bed.server.terminate().success());
+        match source {
+            Some(source) => drop(std::fs::copy(source, &devices[1]).unwrap()),
+            None => std::fs::write(&devices[1], vec![7; 64 << 20]).unwrap(),
+        }
+        let before = std::fs::read(&devices[1]).unwrap();
+        bed.server.restart();
+        let missing = device(&bed.pool(), &devices[1]);
+        assert_eq!(missing["state"], "missing", "{:#}", bed.pool());
+        assert!(missing["reason"].is_string(), "{missing:#}");
+        verify(&bed);
+        assert!(std::fs::read(&devices[1]).unwrap() == before);
+    }
+}
+
 #[test]
 fn orders_that_redundancy_excludes_are_refused() {
     let (bed, devices) = pool(&["a", "b"]);
@@ -215,6 +268,15 @@ fn devices_used_apart_need_the_operator() {
     bed.run(&format!("pool import fast {} --yes", path(&devices[1])));
     assert!(bed.server.terminate().success());
     std::fs::rename(bed.scratch.join("first"), &devices[0]).unwrap();
+    bed.server.restart();
+    assert_eq!(bed.pool()["state"], "closed", "{:#}", bed.pool());
+    bed.run(&format!("pool import fast {} --yes", path(&devices[0])));
+    // The answer holds: the other device is not opened again.
+    bed.server.kill();
+    bed.server.restart();
+    assert_eq!(bed.pool()["state"], "open", "{:#}", bed.pool());
+    verify(&bed);
+    assert!(bed.server.terminate().success());
     // A server that does not know the pool.
     std::fs::remove_file(bed.scratch.join("state/pools.json")).unwrap();
     bed.server.restart();

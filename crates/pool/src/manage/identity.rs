@@ -8,7 +8,7 @@ use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::DEVICES_MAX;
 use crate::ondisk::superblock::Superblock;
-use crate::recover::superblocks::{assemble, read_superblocks};
+use crate::recover::superblocks::{assemble, read_superblock, read_superblocks};
 use crate::storage::NamedDevice;
 
 /// Identity of a pool at one moment.
@@ -40,8 +40,8 @@ pub struct ExaminedPool {
     pub devices: Vec<PoolId>,
     /// Identifiers of missing devices, which a pool with redundancy can spare.
     pub missing: Vec<PoolId>,
-    /// A missing device that may have later writes ([`PoolError::AbsentLeg`]).
-    pub unproven: Option<PoolId>,
+    /// Missing devices that may have later writes ([`PoolError::AbsentLeg`]).
+    pub unproven: Vec<PoolId>,
 }
 
 impl ExpectedPool {
@@ -80,6 +80,14 @@ impl Pool {
         DEVICES_MAX.saturating_sub(self.shared().state.lock().superblock.devices.len())
     }
 
+    /// Identifier of the pool to which a device belongs. Writes nothing.
+    ///
+    /// # Errors
+    /// [`PoolError`] if the device has no superblock that can be used.
+    pub async fn identify(device: &NamedDevice) -> Result<PoolId, PoolError> {
+        Ok(read_superblock(device).await?.superblock.pool)
+    }
+
     /// Identifies the pool on these devices. Writes nothing.
     ///
     /// # Errors
@@ -93,7 +101,7 @@ impl Pool {
         let absent = |id: &PoolId| legs.iter().any(|leg| leg.id == *id && !leg.is_attached);
         let (missing, devices) = ids.partition(absent);
         let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
-        let unproven = storage.pairs.as_ref().and_then(|pairs| pairs.unproven());
+        let unproven = storage.pairs.as_ref().map(|pairs| pairs.unproven()).unwrap_or_default();
         Ok(ExaminedPool { name: superblock.name, identity, devices, missing, unproven })
     }
 

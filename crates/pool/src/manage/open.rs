@@ -270,10 +270,10 @@ pub(super) async fn find_devices(
     };
     let (mut storage, superblock, is_log_current) = assemble(&found)?;
     options.expected.check(&superblock, devices)?;
-    let unproven = storage.pairs.as_ref().and_then(|pairs| pairs.unproven());
-    if let (Some(id), AbsentLegs::Refuse) = (unproven, options.absent) {
+    let unproven = storage.pairs.as_ref().map(|pairs| pairs.unproven()).unwrap_or_default();
+    if let (Some(id), AbsentLegs::Refuse) = (unproven.first(), options.absent) {
         let pool = superblock.name.clone();
-        return Err(PoolError::AbsentLeg { pool, id });
+        return Err(PoolError::AbsentLeg { pool, id: *id });
     }
     let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
     let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {

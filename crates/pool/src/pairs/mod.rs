@@ -186,10 +186,10 @@ impl Pairs {
         self.pairs[position / LEGS].device(position % LEGS)
     }
 
-    /// An absent leg with which the pool may have been used without any of the present ones. Every
+    /// Absent legs with which the pool may have been used without any of the present ones. Every
     /// use needs a leg in sync of each pair, and records itself there: a pair whose legs in sync are
     /// all present proves that nothing is newer.
-    pub(crate) fn unproven(&self) -> Option<PoolId> {
+    pub(crate) fn unproven(&self) -> Vec<PoolId> {
         let last = self.last();
         let absent = |(index, pair): (usize, &Pair)| {
             let status = pair.status();
@@ -200,7 +200,7 @@ impl Pairs {
             (0..LEGS).find(is_absent).map(|leg| last.pairs[index][leg].id)
         };
         let absent: Option<Vec<PoolId>> = self.pairs.iter().enumerate().map(absent).collect();
-        absent?.first().copied()
+        absent.unwrap_or_default()
     }
 
     /// True if a superblock may go to the leg at this position: it records the content of the leg.

@@ -143,7 +143,11 @@ impl DiskSearch {
         let visit = move |path: &str, superblocks: &[Superblock]| {
             let is_copy = |superblock: &&Superblock| {
                 superblock.pool == pool.identity.id
-                    && pool.devices.contains(&superblock.device_id())
+                    && pool
+                        .devices
+                        .iter()
+                        .chain(&pool.missing)
+                        .any(|id| *id == superblock.device_id())
             };
             let newest = superblocks.iter().filter(is_copy).max_by_key(|own| own.update);
             if let Some(own) = newest.filter(|own| own.update >= pool.identity.update)

@@ -15,7 +15,8 @@ use flagstone_runtime::{spawn, spawn_detached, time};
 use super::disk_search::DiskCopy;
 use super::open::{OperatorConsent, examine};
 use super::orders::answered;
-use super::state_directory::{LastSeen, PoolEntry, check_entry};
+use super::redundancy::KeptPaths;
+use super::state_directory::{PoolEntry, check_entry};
 use super::{
     ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed, redundancy,
 };
@@ -92,9 +93,15 @@ fn loss(
     }
 }
 
-/// Data that may be lost without an absent device, which may have been used alone.
-fn absent_loss(id: PoolId) -> String {
-    format!("what was written while only device {id} was in use, if it was")
+/// Data that may be lost without absent devices, which may have been used without the present ones.
+fn absent_loss(absent: &[PoolId]) -> Option<String> {
+    let ids: Vec<String> = absent.iter().map(ToString::to_string).collect();
+    (!ids.is_empty()).then(|| {
+        format!(
+            "what was written with the absent device {} alone, if it was used",
+            ids.join(" and ")
+        )
+    })
 }
 
 /// Refuses copies of which neither is newer: no order can say which data is meant to be lost.
@@ -124,7 +131,7 @@ impl Server {
             let (devices, found) = (devices.join(", "), &examined.name);
             return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
         }
-        let (identity, unproven) = (examined.identity, examined.unproven);
+        let (identity, unproven) = (examined.identity, examined.unproven.clone());
         let without: Vec<String> = examined.missing.iter().map(ToString::to_string).collect();
         let without = match without.is_empty() {
             true => String::new(),
@@ -134,8 +141,11 @@ impl Server {
         let copy = self.pools.search.find_copy(examined, devices).await.unwrap_or_default();
         check_rival(copy.as_ref()).map_err(Problem::conflict)?;
         let loss = loss(name, identity, self.pools.registry.identity(name), copy);
-        let absent = unproven.map_or(AbsentLegs::Refuse, |_| AbsentLegs::GiveUp);
-        let parts = [loss, unproven.map(absent_loss)];
+        let absent = match unproven.is_empty() {
+            true => AbsentLegs::Refuse,
+            false => AbsentLegs::GiveUp,
+        };
+        let parts = [loss, absent_loss(&unproven)];
         let loss = parts.into_iter().flatten().reduce(|one, other| format!("{one}; and {other}"));
         if *dry_run {
             return Ok(Outcome::changed(format!("pool {name} is opened{without}")).losing(loss));
@@ -152,6 +162,7 @@ impl Server {
             };
             self.pools.registry.change(name, note).await?;
         }
+        let kept = Box::pin(self.pools.kept_paths(name, devices, identity.id)).await;
         let (sender, ended) = oneshot();
         let (server, own) = (self.clone(), name.clone());
         let task = spawn(async move {
@@ -162,7 +173,7 @@ impl Server {
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;
-            let ended = server.end_import(order, identity, opened).await;
+            let ended = server.end_import(order, identity, kept, opened).await;
             match &ended {
                 Ok(outcome) => tracing::info!("import of pool {name}: {}", outcome.outcome),
                 Err(problem) => tracing::error!("pool {name} is not imported: {}", problem.detail),
@@ -213,6 +224,7 @@ impl Server {
         self: &Rc<Self>,
         order: MakePool,
         identity: PoolIdentity,
+        kept: KeptPaths,
         opened: Result<Pool, OpenPoolError>,
     ) -> Result<Outcome, Problem> {
         let MakePool { name, devices, log, .. } = &order;
@@ -231,17 +243,9 @@ impl Server {
             PoolEntry { last_seen: Some(seen.into()), ..PoolEntry::new(name, &set, log.clone()) };
         let copies = opened.as_ref().ok().and_then(|pool| pool.status().redundancy);
         if let Some(copies) = &copies {
-            // Missing devices keep their paths.
-            let former = self.pools.registry.entry(name);
-            let is_same = |former: &PoolEntry| {
-                let last = former.last_seen.as_ref().and_then(LastSeen::identity);
-                last.is_some_and(|last| last.id == seen.id)
-            };
-            if let Some(former) = former.filter(is_same) {
-                let others = former.devices.into_iter().filter(|path| !devices.contains(path));
-                new.devices.extend(others);
-                new.device_ids = former.device_ids;
-            }
+            let others = kept.paths.into_iter().filter(|path| !devices.contains(path));
+            new.devices.extend(others);
+            new.device_ids = kept.device_ids;
             redundancy::record(&mut new, &copies.legs);
         }
         let set = DeviceSet::from(new.devices.clone());

@@ -316,7 +316,7 @@ impl Pools {
         match found {
             Ok(None) => Ok(()),
             Ok(Some(copy)) => Err(OpenPoolError::refused(format!(
-                "{} is a copy of a device of the pool, and not older than {} (update {}, and {update}): \
+                "{} is another device of the pool or a copy of one, and not older than {} (update {}, and {update}): \
                  detach the older one, or name the current devices: flagstone pool import {name} DEVICE…",
                 copy.path,
                 paths.join(", "),

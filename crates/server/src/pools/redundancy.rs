@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::{
-    DeviceSet, LegInfo, LegState, NamedDevice, Pool, PoolError, PoolIdentity, PoolStatus,
+    DeviceSet, LegInfo, LegState, NamedDevice, Pool, PoolError, PoolId, PoolIdentity, PoolStatus,
 };
 use flagstone_runtime::time::{self, Instant};
 
@@ -42,6 +42,14 @@ struct Seen {
     since_seconds: u64,
     /// Bytes that were rebuilt then.
     rebuilt_bytes: u64,
+}
+
+/// Recorded devices that an import of other ones keeps.
+#[derive(Debug, Default)]
+pub(super) struct KeptPaths {
+    pub(super) paths: Vec<String>,
+    /// Identifiers by path.
+    pub(super) device_ids: BTreeMap<String, String>,
 }
 
 /// Opened devices of a pool, and the ones that were left out.
@@ -244,6 +252,31 @@ impl Pools {
         self.copies.borrow_mut().insert(name.to_owned(), copies);
     }
 
+    /// Recorded paths of a pool that an import of `devices` keeps: of devices that are missing, or
+    /// fit the others. One that was used apart would close the pool again.
+    pub(super) async fn kept_paths(&self, name: &str, devices: &[String], id: PoolId) -> KeptPaths {
+        let Some(entry) = self.registry.entry(name) else { return KeptPaths::default() };
+        let is_same = self.registry.identity(name).is_some_and(|last| last.id == id);
+        if !is_same || entry.device_ids.is_empty() {
+            return KeptPaths::default();
+        }
+        let mut paths = Vec::new();
+        for path in entry.devices.into_iter().filter(|path| !devices.contains(path)) {
+            let fits = async {
+                let Ok(other) = open_devices(std::slice::from_ref(&path)).await else {
+                    return true;
+                };
+                let Ok(mut opened) = open_devices(devices).await else { return true };
+                opened.extend(other);
+                Pool::examine(&opened).await.is_ok()
+            };
+            if time::timeout(OPEN_TIMEOUT, fits).await.unwrap_or(true) {
+                paths.push(path);
+            }
+        }
+        KeptPaths { paths, device_ids: entry.device_ids }
+    }
+
     /// Opens the devices of a pool. With redundancy, devices that do not answer or are no devices
     /// of the pool are left out.
     ///
@@ -295,22 +328,16 @@ async fn checked(
     opened: Vec<NamedDevice>,
     identity: Option<PoolIdentity>,
 ) -> Result<Vec<NamedDevice>, String> {
-    match (Pool::examine(&opened).await, identity) {
-        (Ok(found), Some(own)) if found.identity.id != own.id => {
-            let names: Vec<&str> = opened.iter().map(|named| named.name.as_str()).collect();
-            let found = found.name;
-            Err(format!("{} is a device of another pool, {found}", names.join(", ")))
+    for named in &opened {
+        let found = Pool::identify(named).await.map_err(|error| error.to_string())?;
+        if identity.is_some_and(|own| own.id != found) {
+            return Err(format!("{} is a device of another pool, {found}", named.name));
         }
-        (
-            Err(
-                error @ (PoolError::NotAPool { .. }
-                | PoolError::Superblock { .. }
-                | PoolError::Device { .. }),
-            ),
-            _,
-        ) => Err(error.to_string()),
+    }
+    match Pool::examine(&opened).await {
+        Err(error @ PoolError::Cut { .. }) => Err(error.to_string()),
         // The opening decides about the devices together.
-        (Ok(_) | Err(_), _) => Ok(opened),
+        Ok(_) | Err(_) => Ok(opened),
     }
 }
 
@@ -337,7 +364,6 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_pool::PoolId;
 
     fn leg(id: u8, device: &str, is_attached: bool) -> LegInfo {
         let state = if is_attached { LegState::InSync } else { LegState::Missing };
