@@ -17,6 +17,7 @@ mod leg;
 mod pair;
 pub(crate) mod rebuild;
 mod repair;
+mod segment_sums;
 mod together;
 mod updates;
 

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::{buf, spawn, time};
+use flagstone_runtime::{Buf, buf, spawn, time};
 
 use super::leg::LegDevice;
+use super::segment_sums::SegmentSums;
 use super::updates::LegChange;
 use super::{LegStatus, Pairs};
 use crate::limits::{BLOCK_BYTES, READ_PAUSE, REBUILD_BYTES, REBUILD_RECORD_SEGMENTS};
@@ -65,7 +66,12 @@ impl Pairs {
     ///
     /// # Errors
     /// Of either leg.
-    async fn copy_once(&self, behind: &Behind, range: Range<u64>) -> Result<(), CopyError> {
+    async fn copy_once(
+        &self,
+        behind: &Behind,
+        sums: &SegmentSums,
+        range: Range<u64>,
+    ) -> Result<(), CopyError> {
         let index = behind.index;
         // First: excluded writes hold memory for which this may wait.
         let memory = match (range.end - range.start) as usize {
@@ -75,7 +81,34 @@ impl Pairs {
         let _excluded = self.pairs[index].exclude(range.clone()).await;
         let read = self.read_leg(index, 1 - behind.leg, range.start, memory).await;
         let data = read.map_err(CopyError::Source)?.freeze();
-        self.write_behind(behind, range.start, data).await.map_err(CopyError::Target)
+        let blocks = (range.start..range.end).step_by(BLOCK_BYTES).zip(data.chunks(BLOCK_BYTES));
+        let wrong = blocks.filter(|(offset, block)| sums.is_wrong(*offset, block));
+        let mut from = range.start;
+        for (offset, _) in wrong {
+            let kept = behind.device.read(offset, buf::alloc_small(BLOCK_BYTES));
+            let kept = self.pairs[index].limited(behind.leg, &behind.device, kept).await;
+            if kept.is_ok_and(|kept| sums.is_right(offset, &kept)) {
+                let source = self.pairs[index].device(1 - behind.leg);
+                tracing::warn!(
+                    device = source.name(),
+                    offset,
+                    "block is damaged: the rebuild keeps the other copy"
+                );
+                let part = (from - range.start) as usize..(offset - range.start) as usize;
+                self.write_part(behind, from, data.slice(part)).await?;
+                from = offset + BLOCK_BYTES as u64;
+                self.note_fault(index, offset, BLOCK_BYTES);
+            }
+        }
+        let rest = (from - range.start) as usize..data.len();
+        self.write_part(behind, from, data.slice(rest)).await
+    }
+
+    async fn write_part(&self, behind: &Behind, offset: u64, part: Buf) -> Result<(), CopyError> {
+        match part.is_empty() {
+            true => Ok(()),
+            false => self.write_behind(behind, offset, part).await.map_err(CopyError::Target),
+        }
     }
 
     /// Copies a range to a leg. Defective blocks of the other leg are left out: their content is
@@ -85,12 +118,12 @@ impl Pairs {
     /// Of either leg.
     async fn copy(
         &self,
-        retries: &ReadRetries,
+        (retries, sums): (&ReadRetries, &SegmentSums),
         is_stopped: impl Fn() -> bool,
         behind: &Behind,
         range: Range<u64>,
     ) -> Result<(), IoError> {
-        match self.copy_once(behind, range.clone()).await {
+        match self.copy_once(behind, sums, range.clone()).await {
             Err(CopyError::Source(IoError::ReadFault)) => {}
             copied => return copied.map_err(CopyError::error),
         }
@@ -98,7 +131,8 @@ impl Pairs {
         for offset in range.step_by(BLOCK_BYTES) {
             let attempt = async || {
                 let location = offset / BLOCK_BYTES as u64;
-                match self.copy_once(behind, offset..offset + BLOCK_BYTES as u64).await {
+                let block = offset..offset + BLOCK_BYTES as u64;
+                match self.copy_once(behind, sums, block).await {
                     Ok(()) => Ok(Ok(())),
                     Err(CopyError::Source(error)) => Err(FailedRead { location, error }),
                     Err(CopyError::Target(error)) => Ok(Err(error)),
@@ -119,12 +153,7 @@ impl Pairs {
         Ok(())
     }
 
-    async fn write_behind(
-        &self,
-        behind: &Behind,
-        offset: u64,
-        data: flagstone_runtime::Buf,
-    ) -> Result<(), IoError> {
+    async fn write_behind(&self, behind: &Behind, offset: u64, data: Buf) -> Result<(), IoError> {
         let write = behind.device.write(offset, data, false);
         let pair = &self.pairs[behind.index];
         let written = pair.limited(behind.leg, &behind.device, write).await;
@@ -192,12 +221,14 @@ impl Shared {
             let is_free = self.state.lock().segments.is_free(segment);
             if !is_free {
                 let retries = ReadRetries::default();
+                let layout = &self.storage.layout;
+                let sums = SegmentSums::read(pairs, 1 - leg, layout, segment).await;
                 let start = self.storage.layout.place(self.storage.layout.first_block(segment));
                 let bytes = u64::from(self.storage.layout.segment_blocks()) * BLOCK_BYTES as u64;
                 let end = start.offset + bytes;
                 for offset in (start.offset..end).step_by(REBUILD_BYTES as usize) {
                     let range = offset..end.min(offset + REBUILD_BYTES);
-                    pairs.copy(&retries, is_over, behind, range).await?;
+                    pairs.copy((&retries, &sums), is_over, behind, range).await?;
                 }
             }
             copied += 1;

@@ -8,7 +8,7 @@ use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{block_on, spawn_detached, time};
 
 use crate::gate::{Call, Gate};
-use crate::redundancy::{BLOCK, Disk, create, disk, fill, holds, open, read, rebuilt};
+use crate::redundancy::{BLOCK, Disk, create, disk, fill, holds, open, read, rebuilt, rot, write};
 
 /// Bytes of a segment, which is one copy of a rebuild.
 const SEGMENT: usize = 64 * 4096;
@@ -121,4 +121,30 @@ fn rebuild_leaves_out_a_defective_block() {
         }
         assert_eq!(lost, 1);
     });
+}
+
+/// A rebuild once copied damaged blocks over right ones that the returned device still had.
+#[test]
+fn rebuild_keeps_blocks_that_only_its_target_has() {
+    block_on(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (pool, volume) = create(&[&a, &b]).await;
+        fill(&volume, 1).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        let (pool, volume) = open(&[&a]).await.unwrap();
+        write(&volume, 999, 2).await.unwrap();
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        assert_eq!(rot(&a, 1).await, 300);
+        let (pool, volume) = open(&[&a, &b]).await.unwrap();
+        rebuilt(&pool).await;
+        holds(&volume, 1).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        let (_pool, volume) = open(&[&b]).await.unwrap();
+        holds(&volume, 1).await;
+        assert_eq!(read(&volume, 999).await, Ok(2));
+    })
+    .unwrap();
 }
