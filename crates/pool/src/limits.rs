@@ -150,8 +150,8 @@ pub const LEG_ANSWER_TIME: Duration = Duration::from_secs(1);
 /// Bytes of one copy between two legs: 1 MiB.
 pub const REBUILD_BYTES: u64 = 1 << 20;
 
-/// Most failed reads of one leg that wait for a repair: 24 KiB. Beyond it, the oldest is found again
-/// by a later read.
+/// Most failed reads of one leg that wait for a repair: 24 KiB. Beyond it, the oldest is found
+/// again by a later read.
 pub const READ_FAULTS_MAX: usize = 1024;
 
 /// Segments between two records of a rebuild's progress: 512 MiB in segments of 8 MiB.

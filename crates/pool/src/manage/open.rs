@@ -62,8 +62,8 @@ pub enum AbsentLegs {
     /// Refuse the pool ([`PoolError::AbsentLeg`]).
     #[default]
     Refuse,
-    /// Open the pool as it is on the present devices. Later writes of absent ones are lost; if there
-    /// are any, a later opening with both is refused ([`PoolError::UsedApart`]).
+    /// Open the pool as it is on the present devices. Later writes of absent ones are lost; if
+    /// there are any, a later opening with both is refused ([`PoolError::UsedApart`]).
     GiveUp,
 }
 

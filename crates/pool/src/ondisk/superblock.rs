@@ -176,8 +176,8 @@ pub struct Superblock {
     pub reached: u64,
     /// The pool may have encrypted volumes, so programs that cannot decrypt must refuse it.
     pub encryption: bool,
-    /// Numbers left out before this update, 0 or 1: an absent leg may have an update with the number
-    /// that was left out.
+    /// Numbers left out before this update, 0 or 1: an absent leg may have an update with the
+    /// number that was left out.
     pub skipped: u64,
 }
 

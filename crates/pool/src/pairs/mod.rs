@@ -188,8 +188,8 @@ impl Pairs {
     }
 
     /// Absent legs with which the pool may have been used without any of the present ones. Every
-    /// use needs a leg in sync of each pair, and records itself there: a pair whose legs in sync are
-    /// all present proves that nothing is newer.
+    /// use needs a leg in sync of each pair, and records itself there: a pair whose legs in sync
+    /// are all present proves that nothing is newer.
     pub(crate) fn unproven(&self) -> Vec<PoolId> {
         let last = self.last();
         let absent = |(index, pair): (usize, &Pair)| {

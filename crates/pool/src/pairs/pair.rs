@@ -224,8 +224,9 @@ impl Pair {
         Ok(())
     }
 
-    /// Ends the use of a leg whose call takes long, if the other leg is in sync and answers: a stall
-    /// that both legs share, or of the last one, is waited for. True if the call no longer counts.
+    /// Ends the use of a leg whose call takes long, if the other leg is in sync and answers: a
+    /// stall that both legs share, or of the last one, is waited for. True if the call no longer
+    /// counts.
     pub(super) async fn give_up(&self, leg: usize, device: &Arc<LegDevice>) -> bool {
         let is_used = || self.status_of(leg, device).is_some_and(LegStatus::is_written);
         if !is_used() {

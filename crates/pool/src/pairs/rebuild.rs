@@ -112,7 +112,8 @@ impl Pairs {
     }
 
     /// Copies a range to a leg. Defective blocks of the other leg are left out: their content is
-    /// lost, and reads of them fail. A device that fails all reads has no defects: it may come back.
+    /// lost, and reads of them fail. A device that fails all reads has no defects: it may come
+    /// back.
     ///
     /// # Errors
     /// Of either leg.

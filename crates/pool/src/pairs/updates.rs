@@ -5,7 +5,8 @@
 //! the update after the last complete one. A leg that fails has at most the one in which it failed,
 //! and the next one calls it missing. A leg that is absent at an opening may have the update that
 //! the last crash interrupted, which the present legs lack: the update that calls it missing leaves
-//! that number out. So a superblock of a leg from this update on is one of a leg that was used apart.
+//! that number out. So a superblock of a leg from this update on is one of a leg that was used
+//! apart.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -70,8 +71,8 @@ impl Pairs {
         self.updates.lock().last.clone()
     }
 
-    /// Writes an update with the present states of the legs; returns it. Legs that fail are recorded
-    /// as missing by a further update.
+    /// Writes an update with the present states of the legs; returns it. Legs that fail are
+    /// recorded as missing by a further update.
     ///
     /// # Errors
     /// Of a leg without which its device has none in sync. No update can follow.
@@ -218,8 +219,8 @@ impl Pairs {
         (0..LEGS * self.pairs.len()).filter_map(writer).collect()
     }
 
-    /// Writes the `copies` of each position to all legs in sync at the same time, then to the others.
-    /// A leg that fails is left out from then on.
+    /// Writes the `copies` of each position to all legs in sync at the same time, then to the
+    /// others. A leg that fails is left out from then on.
     ///
     /// # Errors
     /// Of the last leg in sync of a device.

@@ -12,8 +12,8 @@ pub(super) enum LegRole {
     Leg(usize),
     /// The leg at this position, which lacks updates, and so perhaps writes: to be rebuilt whole.
     Stale(usize),
-    /// A copy of the leg at some earlier time, or a leg with another history: a leg in sync lacks at
-    /// most one update.
+    /// A copy of the leg at some earlier time, or a leg with another history: a leg in sync lacks
+    /// at most one update.
     Old,
     /// A device that was replaced: ignored.
     Replaced,
@@ -58,9 +58,9 @@ pub(super) fn role(newest: &Superblock, own: &Superblock, is_second_phase: bool)
     }
 }
 
-/// True if `own` calls a leg missing or behind that the newest superblock calls in sync since before
-/// that update. If another such leg is in sync for `own`, the update was not completed: it would be
-/// on that leg.
+/// True if `own` calls a leg missing or behind that the newest superblock calls in sync since
+/// before that update. If another such leg is in sync for `own`, the update was not completed: it
+/// would be on that leg.
 fn calls_out_of_sync(own: &Superblock, newest: &Superblock) -> bool {
     let state = |leg: &LegRecord| {
         let is_same = leg.state == LegState::InSync && own.update >= leg.since;

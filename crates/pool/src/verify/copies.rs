@@ -1,5 +1,5 @@
-//! Check of both copies of a pool with redundancy. A read would use the copy that is right, and hide
-//! the other one.
+//! Check of both copies of a pool with redundancy. A read would use the copy that is right, and
+//! hide the other one.
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;

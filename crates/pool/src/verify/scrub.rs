@@ -296,8 +296,8 @@ impl Shared {
         Ok(())
     }
 
-    /// With redundancy: compares each copy of consecutive blocks, or of one unit, and rewrites those
-    /// that are wrong if the other is right. Returns their number.
+    /// With redundancy: compares each copy of consecutive blocks, or of one unit, and rewrites
+    /// those that are wrong if the other is right. Returns their number.
     async fn verify_copies(&self, entries: &[MapEntry]) -> Result<u64, IoError> {
         let (storage, first) = (&self.storage, entries[0]);
         let Some(pairs) = storage.pairs.as_ref().filter(|_| storage.layout.holds(&first)) else {
