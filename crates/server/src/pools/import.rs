@@ -248,6 +248,12 @@ impl Server {
             new.device_ids = kept.device_ids;
             redundancy::record(&mut new, &copies.legs);
         }
+        if copies.is_some() && log.is_some() {
+            opened.map(close_unused).unwrap_or_default();
+            return Err(Problem::conflict(format!(
+                "pool {name} has two copies, and no log device: repeat the order without it"
+            )));
+        }
         let set = DeviceSet::from(new.devices.clone());
         let import = |entry: &mut Option<PoolEntry>| {
             let former = entry.take();
