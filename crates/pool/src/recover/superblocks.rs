@@ -54,10 +54,12 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
     Ok(FoundSuperblock { superblock, damaged, older })
 }
 
+type SuperblockRead = Result<FoundSuperblock, PoolError>;
+
 /// Reads of several superblocks in progress, and their results.
 struct ReadAll<'a> {
-    reads: Vec<Pin<Box<dyn Future<Output = Result<FoundSuperblock, PoolError>> + 'a>>>,
-    results: Vec<Option<Result<FoundSuperblock, PoolError>>>,
+    reads: Vec<Pin<Box<dyn Future<Output = SuperblockRead> + 'a>>>,
+    results: Vec<Option<SuperblockRead>>,
 }
 
 impl<'a> ReadAll<'a> {
