@@ -141,6 +141,25 @@ fn device_that_returns_is_rebuilt() {
     verify(&bed);
 }
 
+/// Disks appear late at the start of a machine: an opening without one would cost its redundancy.
+#[test]
+fn opening_waits_for_a_late_device() {
+    let (mut bed, devices) = pool(&["a", "b", "c", "d"]);
+    write(&bed);
+    bed.server.kill();
+    let away = bed.scratch.join("away");
+    std::fs::rename(&devices[1], &away).unwrap();
+    bed.server.restart();
+    assert_eq!(bed.pool()["state"], "closed", "{:#}", bed.pool());
+    let status = bed.run("pool status fast");
+    assert!(status.contains("waits 60 s") && status.contains("pool import fast"), "{status}");
+    std::fs::rename(&away, &devices[1]).unwrap();
+    let is_open = || bed.pool()["state"] == "open";
+    until("the pool is open", is_open, || format!("{:#}", bed.pool()));
+    assert_eq!(device(&bed.pool(), &devices[1])["state"], "in-sync", "{:#}", bed.pool());
+    verify(&bed);
+}
+
 #[test]
 fn damage_of_one_device_is_repaired_from_the_other() {
     let (mut bed, devices) = pool(&["a", "b"]);

@@ -46,6 +46,10 @@ pub const RECEIVE_RECORD_BYTES: u64 = 32 << 20;
 /// Time after which the progress of a scrub is saved: what is verified again after a crash.
 pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 
+/// Time for which the opening of a pool with redundancy waits for a device that was in sync: disks
+/// appear late at the start of a machine.
+pub const ABSENT_WAIT: Duration = Duration::from_secs(60);
+
 /// Pause between attempts to open a pool whose devices cannot be used, and between looks at how
 /// full pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);

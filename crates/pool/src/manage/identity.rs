@@ -40,6 +40,8 @@ pub struct ExaminedPool {
     pub devices: Vec<PoolId>,
     /// Identifiers of missing devices, which a pool with redundancy can spare.
     pub missing: Vec<PoolId>,
+    /// Missing devices that are called in sync: an opening without them calls them missing.
+    pub absent: Vec<PoolId>,
     /// Missing devices that may have later writes ([`PoolError::AbsentLeg`]).
     pub unproven: Vec<PoolId>,
 }
@@ -101,8 +103,9 @@ impl Pool {
         let absent = |id: &PoolId| legs.iter().any(|leg| leg.id == *id && !leg.is_attached);
         let (missing, devices) = ids.partition(absent);
         let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
+        let absent = storage.pairs.as_ref().map(|pairs| pairs.absent()).unwrap_or_default();
         let unproven = storage.pairs.as_ref().map(|pairs| pairs.unproven()).unwrap_or_default();
-        Ok(ExaminedPool { name: superblock.name, identity, devices, missing, unproven })
+        Ok(ExaminedPool { name: superblock.name, identity, devices, missing, absent, unproven })
     }
 
     /// Present, durable identity of the pool.

@@ -187,6 +187,17 @@ impl Pairs {
         self.pairs[position / LEGS].device(position % LEGS)
     }
 
+    /// Absent legs that are called in sync.
+    pub(crate) fn absent(&self) -> Vec<PoolId> {
+        let legs = self.last().pairs;
+        let states = self.pairs.iter().flat_map(|pair| pair.status());
+        let absent =
+            legs.iter().flatten().zip(states).filter(|(leg, status)| {
+                leg.state == LegState::InSync && *status == LegStatus::Absent
+            });
+        absent.map(|(leg, _)| leg.id).collect()
+    }
+
     /// Absent legs with which the pool may have been used without any of the present ones. Every
     /// use needs a leg in sync of each pair, and records itself there: a pair whose legs in sync
     /// are all present proves that nothing is newer.

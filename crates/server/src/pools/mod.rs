@@ -56,6 +56,7 @@ use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::VolumeReceiver;
 use flagstone_pool::{DeviceSet, FormerLeg, NamedDevice, Pool, VolumeEncryption, VolumeInfo};
+use flagstone_runtime::time::Instant;
 use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -100,6 +101,8 @@ pub(crate) struct Pools {
     openings: opening::Openings,
     imports: opening::Openings,
     attempts: opening::OpenAttempts,
+    /// Pools that wait for absent devices, with the begin.
+    waits: RefCell<BTreeMap<String, Instant>>,
     /// Streams in progress, by name of the volume.
     receivers: RefCell<BTreeMap<String, VolumeReceiver>>,
     search: DiskSearch,
@@ -231,6 +234,7 @@ impl Pools {
             openings: opening::Openings::default(),
             imports: opening::Openings::default(),
             attempts: opening::OpenAttempts::default(),
+            waits: RefCell::default(),
             receivers: RefCell::default(),
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),

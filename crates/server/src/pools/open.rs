@@ -1,6 +1,7 @@
 //! Opening of one pool: its devices, and its log device, which may be missing, under another path,
 //! or hung.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use flagstone_pool::{
@@ -14,7 +15,7 @@ use super::orders::check_device;
 use super::redundancy::PresentDevices;
 use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
-use crate::limits::OPEN_TIMEOUT;
+use crate::limits::{ABSENT_WAIT, OPEN_TIMEOUT};
 
 /// Identifies the pool on some devices.
 pub(super) async fn examine(paths: &[String]) -> Result<ExaminedPool, String> {
@@ -159,6 +160,7 @@ impl Pools {
         let present: Vec<String> = devices.iter().map(|named| named.name.clone()).collect();
         let recorded = self.registry.identity(name);
         if consent.devices.is_none() {
+            self.check_waiting(name, &devices, &left_out, log).await?;
             self.check_copies(name, &devices, paths).await?;
         }
         let identity = consent.devices.or(recorded);
@@ -263,6 +265,7 @@ impl Pools {
         if let Some(why) = why {
             tracing::warn!("pool {name} opened without its log device: {why}");
         }
+        self.waits.borrow_mut().remove(name);
         self.note_left_out(name, left_out);
         Ok(pool)
     }
@@ -298,6 +301,39 @@ impl Pools {
                 ..OpenOptions::default()
             },
         ))
+    }
+
+    /// Refuses an opening without devices that are called in sync for some time: they may be late,
+    /// and the opening would cost their redundancy.
+    async fn check_waiting(
+        &self,
+        name: &str,
+        devices: &[NamedDevice],
+        left_out: &BTreeMap<String, String>,
+        log: Option<&String>,
+    ) -> Result<(), OpenPoolError> {
+        let examined = match left_out.is_empty() {
+            true => None,
+            false => Pool::examine(devices).await.ok(),
+        };
+        // Devices that may have later writes need consent at any time.
+        let waits = |found: &ExaminedPool| !found.absent.is_empty() && found.unproven.is_empty();
+        if !examined.as_ref().is_some_and(waits) {
+            self.waits.borrow_mut().remove(name);
+            return Ok(());
+        }
+        let begun = *self.waits.borrow_mut().entry(name.to_owned()).or_insert_with(time::now);
+        if begun.elapsed() >= ABSENT_WAIT {
+            return Ok(());
+        }
+        let present: Vec<String> = devices.iter().map(|named| named.name.clone()).collect();
+        let reasons: Vec<&str> = left_out.values().map(String::as_str).collect();
+        Err(OpenPoolError::refused(format!(
+            "it waits {} s for a device ({}); to open it without the device now: {}",
+            ABSENT_WAIT.as_secs(),
+            reasons.join("; "),
+            import_line(name, &present, log)
+        )))
     }
 
     /// Checks that no other disk is a copy of a device of the pool, unless the copy is older.
