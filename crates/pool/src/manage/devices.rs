@@ -60,7 +60,10 @@ pub enum DeviceOrderError {
         pool: String,
     },
     /// The other copy is not complete.
-    #[error("{device} has the only complete copy in pool {pool}: wait for the end of the rebuild")]
+    #[error(
+        "{device} has the only complete copy in pool {pool}: wait for the end of the rebuild, or \
+         replace its other device first"
+    )]
     OnlyCopy {
         /// Name of the pool.
         pool: String,
