@@ -266,6 +266,15 @@ impl Pairs {
         self.pairs[index].device(leg).name().to_owned()
     }
 
+    /// Name of a device that failed, and is not recorded as missing.
+    pub(crate) fn failed(&self) -> Option<String> {
+        let positions = 0..LEGS * self.pairs.len();
+        let has_failed = |position: &usize| {
+            self.pairs[position / LEGS].status()[position % LEGS] == LegStatus::Failed
+        };
+        positions.filter(has_failed).map(|at| self.device(at).name().to_owned()).next()
+    }
+
     /// Prevents repairs: reads of damaged content use the other leg.
     pub(crate) fn set_read_only(&self) {
         self.is_read_only.store(true, Ordering::Release);

@@ -85,10 +85,12 @@ impl Pairs {
         pair.limited(leg, &own, own.read(offset, buf)).await
     }
 
-    /// Contents of a range on each leg in sync; `None` where it cannot be read.
+    /// Contents of a range on each leg in sync; `None` where it cannot be read. A leg that cannot
+    /// be reached is not used any more.
     ///
     /// # Errors
-    /// If a leg fails in another way, and no other leg reads.
+    /// If a leg fails in another way, and no other leg reads. If the pairs are read-only, also if
+    /// another one reads: a check of both copies has no result.
     pub(crate) async fn read_each(
         &self,
         index: usize,
@@ -100,7 +102,14 @@ impl Pairs {
             match self.read_leg(index, leg, offset, memory(len).await).await {
                 Ok(bytes) => read.push((leg, Some(bytes))),
                 Err(IoError::ReadFault) => read.push((leg, None)),
-                Err(error) => failed = Some(error),
+                Err(error) if self.is_read_only.load(Ordering::Acquire) => return Err(error),
+                Err(error) => {
+                    if error == IoError::Unreachable {
+                        // The next change waits until this is recorded.
+                        let _last = self.fail_leg(LEGS * index + leg, error);
+                    }
+                    failed = Some(error);
+                }
             }
         }
         match failed {

@@ -179,7 +179,12 @@ impl Pool {
         check.maps(&checkpoint.volume_table).await?;
         check.counts(&checkpoint.usage);
         check.headers(&checkpoint).await?;
-        Ok(check.report)
+        let report = check.report;
+        // The rest of the check did not read it.
+        match storage.pairs.as_ref().and_then(|pairs| pairs.failed()) {
+            Some(device) => Err(PoolError::Device { device, error: IoError::Unreachable }),
+            None => Ok(report),
+        }
     }
 }
 

@@ -85,16 +85,20 @@ impl Check<'_> {
             let found = copy.map_or(Err(UNREADABLE), |block| decode(&block).ok_or(CHANGED));
             (leg, found)
         });
-        let (mut header, mut damages) = (Err(CHANGED), Vec::new());
+        let (mut headers, mut damages) = (Vec::new(), Vec::new());
         for (leg, found) in decoded {
             match found {
-                Ok(found) => header = Ok(found),
+                Ok(found) => headers.push((leg, found)),
                 Err(cause) => damages.push((leg, cause)),
             }
         }
-        let Ok(found) = header else {
+        // A leg that lost a write has an older header.
+        let newest = headers.iter().map(|(_, header)| header).max_by_key(|header| header.sequence);
+        let Some(found) = newest.cloned() else {
             return Ok(Err(damages.first().map_or(CHANGED, |(_, cause)| *cause)));
         };
+        let older = headers.into_iter().filter(|(_, header)| *header != found);
+        damages.extend(older.map(|(leg, _)| (leg, CHANGED)));
         if (at..at + found.blocks()).any(|block| self.live.has(block)) {
             for (leg, cause) in damages {
                 self.report.add(Damage {
