@@ -300,6 +300,7 @@ impl Pool {
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
     pub async fn evacuate(&self, device: &str) -> Result<Evacuation, DeviceOrderError> {
+        check_single(&self.shared().state.lock().superblock)?;
         let present = || self.shared().storage.devices.present();
         if let Some((index, _)) = present().find(|(_, named)| named.name == device)
             && present().count() > 1
@@ -309,7 +310,6 @@ impl Pool {
             let packed = self.shared().admitted(|state, waited| state.try_fit(room, waited));
             packed.await.map_err(VolumeError::Io)?;
         }
-        check_single(&self.shared().state.lock().superblock)?;
         // A growth in progress must end first: it adds segments.
         let _order = self.order(OrderKind::Deletion).await?;
         // Blocks that were overwritten since the last checkpoint count as used.
@@ -341,6 +341,7 @@ impl Pool {
         device: &str,
         used: u64,
     ) -> Result<(usize, Range<u32>, Sizes), DeviceOrderError> {
+        check_single(&state.superblock)?;
         let shared = self.shared();
         let pool = || shared.name.clone();
         let found = shared.storage.devices.present().find(|(_, named)| named.name == device);
