@@ -8,8 +8,8 @@ use std::time::Duration;
 use flagstone_blockdev::{FileDevice, FileOptions, IoFuture, SharedDevice};
 use flagstone_nbd::{ClientOptions, NbdDevice};
 use flagstone_pool::{
-    CreateOptions, ExpectedPool, LostTail, NamedDevice, OpenOptions, Pool, PoolError, PoolIdentity,
-    VolumeError, VolumeOptions,
+    AbsentLegs, CreateOptions, ExpectedPool, LostTail, NamedDevice, OpenOptions, Pool, PoolError,
+    PoolIdentity, VolumeError, VolumeOptions,
 };
 use flagstone_runtime::net::Address;
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation, World};
@@ -441,6 +441,7 @@ impl Node {
             tail,
             expected: expected(),
             mirrored: Vec::new(),
+            absent: AbsentLegs::default(),
         };
         let kept = Pool::open_with(devices(&self.disks), &options(LostTail::Keep)).await;
         let is_lost = self.log.get() == LogDevice::Lost;
