@@ -25,9 +25,10 @@ async fn append_zeroes(shared: &Shared, volume: u32, first: u64, records: u64, c
             true => (records.len() * count as usize, 0),
             false => (0, records.len()),
         };
-        let mut state = shared.state.lock();
-        state.admitted = (state.admitted.0 + entries, state.admitted.1 + ranges);
-        drop(state);
+        {
+            let mut state = shared.state.lock();
+            state.admitted = (state.admitted.0 + entries, state.admitted.1 + ranges);
+        }
         shared.append(records.to_vec(), chunk_memory(0).await).await.unwrap();
     }
 }
