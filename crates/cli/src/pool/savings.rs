@@ -28,6 +28,7 @@ struct Savings {
     provisioned_bytes: u64,
     /// In the order in which they apply.
     kinds: Vec<Kind>,
+    /// Of all copies, as is the capacity.
     used_bytes: u64,
     capacity_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,6 +103,18 @@ fn savings(
         ("compression", "compression", pool.data_bytes, pool.stored_bytes),
         ("shared", "clones, less snapshots and maps", pool.stored_bytes, pool.used_bytes),
     ];
+    let mut kinds: Vec<Kind> = kinds
+        .map(|(kind, title, from, to)| Kind { kind, title, saved_bytes: difference(from, to) })
+        .into();
+    let copies = match pool.redundancy {
+        Some(_) => {
+            let saved_bytes = difference(0, pool.used_bytes);
+            kinds.push(Kind { kind: "redundancy", title: "second copy", saved_bytes });
+            2
+        }
+        None => 1,
+    };
+    let (used_bytes, capacity_bytes) = (copies * pool.used_bytes, copies * pool.capacity_bytes);
     let own = volumes.iter().filter_map(|volume| {
         let place = volume.pool.as_ref().filter(|place| place.name == pool.name)?;
         Some(VolumeSavings {
@@ -114,15 +127,13 @@ fn savings(
     Savings {
         pool: pool.name.clone(),
         provisioned_bytes: pool.provisioned_bytes,
-        kinds: kinds
-            .map(|(kind, title, from, to)| Kind { kind, title, saved_bytes: difference(from, to) })
-            .into(),
-        used_bytes: pool.used_bytes,
-        capacity_bytes: pool.capacity_bytes,
+        kinds,
+        used_bytes,
+        capacity_bytes,
         cost: price.map(|price| Cost {
             provisioned_usd: pool.provisioned_bytes as f64 * price.usd_per_byte,
-            used_usd: pool.used_bytes as f64 * price.usd_per_byte,
-            capacity_usd: pool.capacity_bytes as f64 * price.usd_per_byte,
+            used_usd: used_bytes as f64 * price.usd_per_byte,
+            capacity_usd: capacity_bytes as f64 * price.usd_per_byte,
             price,
         }),
         volumes: own.collect(),
@@ -195,7 +206,7 @@ fn volume_row(volume: &VolumeSavings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use flagstone_cloud::Catalog;
-    use flagstone_server::api::pool_document::PoolPlaceDocument;
+    use flagstone_server::api::pool_document::{PoolPlaceDocument, RedundancyDocument};
 
     use super::*;
 
@@ -254,6 +265,16 @@ prices: capacity of pd-ssd in "
             ),
             "{text}"
         );
+    }
+
+    /// Both copies take space on devices that cost money.
+    #[test]
+    fn second_copy_takes_space() {
+        let redundancy = Some(RedundancyDocument::default());
+        let savings = savings(&PoolDocument { redundancy, ..pool() }, &[], None);
+        let sum: i64 = savings.kinds.iter().map(|kind| kind.saved_bytes).sum();
+        assert_eq!((savings.used_bytes, savings.capacity_bytes), (80 << 30, 600 << 30));
+        assert_eq!(savings.provisioned_bytes as i64 - sum, savings.used_bytes as i64);
     }
 
     /// Snapshots take more than clones share, and compression saves nothing.
