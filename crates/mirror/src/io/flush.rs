@@ -4,8 +4,7 @@
 //! Guarantee: after a successful flush, all writes completed before it are durable on the local leg
 //! and on peers that acknowledge from memory. If the local leg fails, an up-to-date peer runs
 //! degraded without it. If only a peer fails, it is disconnected and a new generation is durable
-//! before the host is answered. With [`OnPeerLoss::Block`](crate::options::OnPeerLoss::Block), the
-//! answer then waits until the peer is up to date.
+//! before the host is answered.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -73,13 +72,7 @@ async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError>
     }
     let result = complete_flush(&inner, &dispatch, local_result, results).await;
     let serving = inner.call_completed(&dispatch);
-    result.and(if serving { Ok(()) } else { Err(IoError::Unreachable) })?;
-    // The host relies on both nodes, and the peer may have lost writes that it acknowledged from
-    // memory.
-    if inner.legs.iter().any(|leg| leg.options().tracks_unflushed()) {
-        inner.wait_while_blocked(None).await?;
-    }
-    Ok(())
+    result.and(if serving { Ok(()) } else { Err(IoError::Unreachable) })
 }
 
 async fn complete_flush(

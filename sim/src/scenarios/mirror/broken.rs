@@ -13,7 +13,7 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::PeerRequest;
-use flagstone_mirror::{Ack, Mode, OnPeerLoss, RoleError};
+use flagstone_mirror::{Ack, Mode, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};
 
@@ -167,26 +167,6 @@ fn rule_25_failed_flush_of_the_only_leg_is_an_error() {
     assert!(flushed.is_err(), "the only leg has not flushed");
     let flushed = pair.on(0, |mirror| async move { mirror.flush().await });
     assert_eq!(flushed, Err(IoError::Unreachable), "and none is left");
-}
-
-/// With `block`, what a flush makes durable is durable on both nodes.
-#[test]
-fn flush_waits_for_lost_peer_if_writes_do() {
-    let block = |peer: &mut flagstone_mirror::PeerOptions| {
-        (peer.ack, peer.on_peer_loss) = (Ack::Memory, OnPeerLoss::Block);
-    };
-    let pair = Pair::new(31, block);
-    pair.write(0, 9, 1).expect("both are there");
-    pair.cut();
-    let (mirror, flushed) = (pair.mirror(0), Rc::new(Cell::new(None)));
-    let done = flushed.clone();
-    pair.sim.spawn_on(pair.nodes[0], async move { done.set(Some(mirror.flush().await)) });
-    pair.sim.run_for(Duration::from_secs(20));
-    assert_eq!(flushed.get(), None, "only one node has the write");
-    pair.network().heal();
-    pair.becomes_in_sync(0);
-    pair.sim.run_for(Duration::from_secs(1));
-    assert_eq!(flushed.get(), Some(Ok(())));
 }
 
 /// Durable content of a leg: its content after a power loss.
