@@ -153,11 +153,15 @@ pub(super) async fn check_log_device(
 /// Removes the superblocks of a device.
 pub(super) async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
     for copy in 0..COPIES {
-        let written = write_block(&named.device, copy_offset(copy), &[0; BLOCK_BYTES]).await;
-        let device = || named.name.clone();
-        written.map_err(|error| PoolError::Device { device: device(), error })?;
+        wipe_copy(named, copy).await?;
     }
     Ok(())
+}
+
+/// Removes one copy of a device's superblock.
+pub(super) async fn wipe_copy(named: &NamedDevice, copy: usize) -> Result<(), PoolError> {
+    let written = write_block(&named.device, copy_offset(copy), &[0; BLOCK_BYTES]).await;
+    written.map_err(|error| PoolError::Device { device: named.name.clone(), error })
 }
 
 /// Removes the superblocks of an earlier pool, which would contradict the new ones. The first copy
