@@ -40,7 +40,7 @@ struct Slot {
     named: NamedDevice,
     /// Closed after the device was removed.
     handle: Arc<ReopenableDevice>,
-    removed: AtomicBool,
+    removed: Arc<AtomicBool>,
 }
 
 impl Devices {
@@ -61,16 +61,17 @@ impl Devices {
     }
 
     /// Flushes every device. The log has nothing on one that is removed meanwhile, whose flush may
-    /// fail: the others are flushed again.
+    /// fail. The failure of another one is an error: a repetition could succeed without its data.
     async fn flush(&self) -> Result<(), IoError> {
-        loop {
-            let removed = self.removed();
-            let flushes = self.present().map(|(_, named)| named.device.flush());
-            match run_all(flushes, |()| {}).await {
-                Err(_) if self.removed() > removed => {}
-                flushed => return flushed,
-            }
-        }
+        let present = self.slots().filter(|slot| !slot.removed.load(Ordering::Acquire));
+        let flush = |slot: &Slot| -> IoFuture<()> {
+            let (removed, flushed) = (slot.removed.clone(), slot.named.device.flush());
+            IoFuture::later(async move {
+                let result = flushed.await;
+                if removed.load(Ordering::Acquire) { Ok(()) } else { result }
+            })
+        };
+        run_all(present.map(flush), |()| {}).await
     }
 
     /// Adds a device after the others. Only one task at a time may call this.
@@ -78,7 +79,7 @@ impl Devices {
         let NamedDevice { name, device } = named;
         let handle = ReopenableDevice::new(device);
         let named = NamedDevice { name, device: handle.clone() };
-        let slot = Slot { named, handle, removed: AtomicBool::new(false) };
+        let slot = Slot { named, handle, removed: Arc::default() };
         let set = self.0[self.slots().count()].set(slot);
         set.expect("one task at a time adds devices");
     }
