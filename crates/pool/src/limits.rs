@@ -89,13 +89,9 @@ pub const REPLAYED_RANGES_MAX: usize = 2 * RANGES_MAX;
 /// Zeroed ranges up to this length are recorded block by block.
 pub const ZERO_BY_BLOCK: u64 = 64;
 
-/// Longest zeroed range of one record, in blocks: 16 GiB.
+/// Longest zeroed range of one record, in blocks: 16 GiB, with 16,645 leaves. One checkpoint merges
+/// up to [`RANGES_MAX`] of them.
 pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
-
-/// Most map leaves that zeroed ranges make one checkpoint merge: those of 4 GiB. A disk of 750
-/// reads per second reads them in 6 seconds, for which orders wait, and hosts once the other table
-/// is full.
-pub const ZEROED_LEAVES_MAX: u64 = 4096;
 
 /// Default number of cached map pages: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.
 pub const CACHE_PAGES: usize = 16_384;

@@ -1,11 +1,10 @@
-//! Tests of long discards: their work is spread over checkpoints.
+//! Tests of long discards.
 
 use std::sync::Arc;
 
 use flagstone_blockdev::stats::{CallKind, StatsLayer};
 use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
-use flagstone_runtime::task::yield_now;
-use flagstone_runtime::{Buf, block_on, spawn};
+use flagstone_runtime::{Buf, block_on};
 
 use crate::limits::{BLOCK_BYTES, MAP_CACHE_BYTES};
 use crate::ondisk::page::FANOUT;
@@ -45,38 +44,6 @@ fn long_discard_reads_each_leaf_once() {
         let found = reads() - before;
         assert!(found <= leaves + 100, "{found} reads");
         assert_eq!(pool.volume("db").unwrap().used_bytes, 0);
-    })
-    .unwrap();
-}
-
-/// Regression: one checkpoint merged a discard of 1 TiB, and all changes of the pool waited for it.
-#[test]
-fn long_discard_waits_for_checkpoints() {
-    block_on(async {
-        let size = (1 << 20) + 64 * 64 * BLOCK_BYTES as u64;
-        let device = Arc::new(MemoryDevice::new(size, 512).unwrap());
-        let device = NamedDevice { name: "/a".to_owned(), device };
-        let pool = Pool::create(vec![device], &options()).await.unwrap();
-        let db = pool.create_volume("db", &thin(1 << 40)).await.unwrap();
-        pool.checkpoint().await.unwrap();
-        let turn = pool.maintenance_turn().await.unwrap();
-        let shared = pool.shared();
-        let volume = {
-            let mut state = shared.state.lock();
-            let (id, record) = state.volume_table.volumes.iter_mut().next().unwrap();
-            record.mapped = record.blocks;
-            *id
-        };
-        let own = db.clone();
-        let discard = spawn(async move { own.discard(0, 1 << 40).await });
-        while !shared.state.lock().wanted.checkpoint {
-            yield_now().await;
-        }
-        let ranges = |range: &crate::map::recent::ZeroRange| range.count;
-        let merged: u64 = shared.state.lock().active.ranges(volume).map(ranges).sum();
-        assert!((1..=1 << 20).contains(&merged), "{merged} blocks before the first checkpoint");
-        drop(turn);
-        discard.await.unwrap().unwrap();
     })
     .unwrap();
 }

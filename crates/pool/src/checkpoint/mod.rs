@@ -330,7 +330,6 @@ impl State {
         let capacity = self.active.capacity();
         let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity, self.position.log));
         let recent = std::mem::replace(&mut self.active, fresh);
-        self.zeroed_leaves = 0;
         let (log, volume_table) = (self.position.log, self.volume_table.clone());
         self.frozen = Some(Arc::new(Frozen { recent, start, log, volume_table, snapshot }));
     }

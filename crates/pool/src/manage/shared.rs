@@ -201,8 +201,6 @@ pub(crate) struct State {
     pub(crate) checkpoints: u64,
     /// Admitted entries and ranges that have not taken effect.
     pub(crate) admitted: (usize, usize),
-    /// Map leaves that ranges of zeroes change, at most: those admitted since changes were sealed.
-    pub(crate) zeroed_leaves: u64,
     /// Blocks and pages that the next checkpoint moves for the cleaner.
     pub(crate) moving: Moving,
     /// Closed segments that could not be cleaned, each with the checkpoint after which the cleaner
@@ -346,7 +344,6 @@ impl State {
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
-            zeroed_leaves: 0,
             moving: Moving::default(),
             damaged: BTreeMap::new(),
             nothing_to_clean: false,

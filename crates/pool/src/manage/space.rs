@@ -2,7 +2,7 @@
 
 use crate::limits::{
     BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES, MERGES_WAITED,
-    PASSES_WAITED, RANGES_MAX, RECENT_MAX, UNIT_BLOCKS, VOLUME_TABLE_BYTES_MAX, ZEROED_LEAVES_MAX,
+    PASSES_WAITED, RECENT_MAX, UNIT_BLOCKS, VOLUME_TABLE_BYTES_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::PoolLayout;
@@ -127,8 +127,6 @@ pub(crate) struct WriteCost {
     pub(crate) entries: usize,
     /// New ranges of zeroes.
     pub(crate) ranges: usize,
-    /// Map leaves that these ranges change, at most.
-    pub(crate) leaves: u64,
     /// Data blocks.
     pub(crate) blocks: u64,
     /// True if the space is reserved: for a thick volume or an order.
@@ -149,8 +147,6 @@ pub(crate) struct SpaceState {
     pub(crate) entries: usize,
     /// Recent ranges, including admitted ones.
     pub(crate) ranges: usize,
-    /// Map leaves that ranges admitted since the last seal change, at most.
-    pub(crate) leaves: u64,
     /// Free segments.
     pub(crate) free: usize,
     /// Segments of the log since the last checkpoint.
@@ -234,8 +230,7 @@ pub(crate) fn admit(
     let entries = supply.entries + demand.entries;
     let ranges = supply.ranges + demand.ranges;
     if supply.entries > 0 && entries > sizes.recent
-        || supply.ranges > 0 && ranges > RANGES_MAX
-        || supply.leaves > 0 && supply.leaves + demand.leaves > ZEROED_LEAVES_MAX
+        || supply.ranges > 0 && ranges > crate::limits::RANGES_MAX
     {
         return SpaceDecision::AfterCheckpoint;
     }
@@ -344,7 +339,6 @@ mod tests {
         held: 0,
         entries: 10,
         ranges: 0,
-        leaves: 0,
         free: 20,
         log: 2,
         unmerged: true,
@@ -352,8 +346,7 @@ mod tests {
         nothing_to_clean: false,
         cleaner_gains_nothing: false,
     };
-    const WRITE: WriteCost =
-        WriteCost { entries: 8, ranges: 0, leaves: 0, blocks: 8, reserved: false };
+    const WRITE: WriteCost = WriteCost { entries: 8, ranges: 0, blocks: 8, reserved: false };
 
     /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
     /// took space that reservations had got meanwhile.
@@ -469,7 +462,7 @@ mod tests {
             let supply =
                 SpaceState { free: sizes.reserved_floor(), nothing_to_clean: true, ..SUPPLY };
             assert_eq!(admit_order(&sizes, &supply, OrderKind::Other, 0), SpaceDecision::Now);
-            let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, ..WRITE };
+            let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, reserved: false };
             assert_eq!(admit(&sizes, &supply, &zeroes, 0), SpaceDecision::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
@@ -478,7 +471,7 @@ mod tests {
     /// Until the next checkpoint, discards could take all free segments above the floor of orders.
     #[test]
     fn discards_take_little_of_what_backs_reservations() {
-        let zeroes = WriteCost { entries: 1, blocks: 0, reserved: true, ..WRITE };
+        let zeroes = WriteCost { entries: 1, ranges: 0, blocks: 0, reserved: true };
         let sizes = Sizes { reserve: 16, ..SIZES };
         // Eight segments back a hundred blocks.
         let decide = |free, log, unmerged| {

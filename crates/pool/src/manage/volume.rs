@@ -18,9 +18,7 @@ use super::space::WriteCost;
 use crate::compress::{compressed_with, decompressed_with};
 use crate::crypt::VolumeCipher;
 use crate::id::PoolId;
-use crate::limits::{
-    BLOCK_BYTES, UNIT_BLOCKS, UNITS_PER_SLICE, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS, ZEROED_LEAVES_MAX,
-};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, UNITS_PER_SLICE, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
 use crate::log::gather::{ChunkPayload, GatheredChunk};
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
@@ -430,8 +428,7 @@ impl VolumeIo {
         let zeroes: usize = runs(data).filter(|(_, zero)| *zero).map(|(run, _)| run.len()).sum();
         let entries = data.len() / BLOCK_BYTES;
         let reserved = self.handle.thick.load(Ordering::Acquire);
-        let blocks = (entries - zeroes) as u64;
-        WriteCost { entries, ranges: 0, leaves: 0, blocks, reserved }
+        WriteCost { entries, ranges: 0, blocks: (entries - zeroes) as u64, reserved }
     }
 
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
@@ -548,29 +545,13 @@ impl VolumeIo {
         stored.flatten()
     }
 
-    /// Number of blocks that the next record zeroes, and most map leaves that this changes: in a
-    /// volume with few blocks, at most as many.
-    fn zeroes_of_record(&self, blocks: &Range<u64>) -> (u64, u64) {
-        let state = self.shared.state.lock();
-        let record = state.volume_table.volumes.get(&self.volume);
-        let mapped = record.map_or(0, |record| record.mapped);
-        drop(state);
-        let (first, fanout) = (blocks.start / FANOUT as u64, FANOUT as u64);
-        let leaves = |count: u64| (blocks.start + count).div_ceil(fanout) - first;
-        let most = ((first + ZEROED_LEAVES_MAX) * fanout - blocks.start).min(ZERO_RECORD_BLOCKS);
-        let limit = if mapped > ZEROED_LEAVES_MAX { most } else { ZERO_RECORD_BLOCKS };
-        let count = (blocks.end - blocks.start).min(limit);
-        (count, leaves(count).min(mapped))
-    }
-
     async fn zero(&self, blocks: Range<u64>) -> Result<(), IoError> {
         let mut block = blocks.start;
         while block < blocks.end {
-            let (count, leaves) = self.zeroes_of_record(&(block..blocks.end));
+            let count = (blocks.end - block).min(ZERO_RECORD_BLOCKS);
             let entries = zero_entries(count);
-            let (ranges, leaves) = if entries == 0 { (1, leaves) } else { (0, 0) };
-            let demand = WriteCost { entries, ranges, leaves, blocks: 0, reserved: true };
-            self.shared.admit(demand).await?;
+            let ranges = usize::from(entries == 0);
+            self.shared.admit(WriteCost { entries, ranges, blocks: 0, reserved: true }).await?;
             let record = ChunkRecord::Zero { volume: self.volume, block, count };
             self.shared.gatherer().add(&self.shared, record, None).outcome().await?;
             block += count;
