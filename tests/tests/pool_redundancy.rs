@@ -213,6 +213,26 @@ fn pool_continues_when_a_device_fails() {
     }
 }
 
+/// A device that failed has superblocks of a destroyed pool no more than the others.
+#[test]
+fn destroyed_pool_leaves_no_device_behind() {
+    let (mut bed, devices) = pool(&["a", "b"]);
+    let away = bed.scratch.join("away");
+    bed.server.kill();
+    std::fs::rename(&devices[1], &away).unwrap();
+    bed.server.restart();
+    bed.run(&format!("pool import fast {} --yes", path(&devices[0])));
+    bed.run("volume delete db --yes");
+    let failed = bed.refused("pool destroy fast --yes");
+    assert!(failed.contains("was not destroyed completely"), "{failed}");
+    std::fs::rename(&away, &devices[1]).unwrap();
+    bed.run("pool destroy fast --yes");
+    for device in &devices {
+        let refused = bed.refused(&format!("pool import fast {} --yes", path(device)));
+        assert!(refused.contains("is not a device of a pool"), "{refused}");
+    }
+}
+
 /// A device of another pool has the path of a missing one: it is left as it is.
 #[test]
 fn foreign_device_is_not_used() {

@@ -373,8 +373,14 @@ impl Server {
         let task = spawn(async move {
             let _permit = permit;
             let volumes: Vec<_> = pool.volumes().into_iter().map(|info| info.uuid).collect();
-            let destroyed = pool.destroy().await;
+            let has_copies = pool.status().redundancy.is_some();
+            let destroyed = pool.destroy().await.map_err(|error| error.to_string());
             drop(pool);
+            // A device that failed earlier still has superblocks of the pool.
+            let destroyed = match (destroyed, has_copies) {
+                (Ok(()), true) => server.remove_superblocks(&own).await,
+                (destroyed, _) => destroyed,
+            };
             if let Err(error) = destroyed {
                 let reason = format!(
                     "it was not destroyed completely: {error}; when its devices answer, flagstone \
@@ -492,23 +498,10 @@ impl Server {
 
     /// Removes the superblocks that an interrupted destruction left.
     async fn complete_destruction(&self, name: &str) -> Result<(), Problem> {
-        let Some(entry) = self.pools.registry.entry(name) else { return Ok(()) };
-        let id = self.pools.registry.identity(name).map(|identity| identity.id);
-        let paths: Vec<String> = entry.devices.into_iter().chain(entry.log).collect();
-        answered(&paths.join(", "), OPEN_TIMEOUT, async {
-            let mut done = Ok(());
-            for path in paths {
-                let removed = async {
-                    for named in open_devices(std::slice::from_ref(&path)).await? {
-                        let id = id.ok_or("the identifier of the pool is not recorded")?;
-                        let removed = Pool::complete_destruction(&named, id).await;
-                        removed.map_err(|error| error.to_string())?;
-                    }
-                    Ok::<(), String>(())
-                };
-                done = done.and(removed.await);
-            }
-            done.map_err(|why| {
+        let entry = self.pools.registry.entry(name);
+        let paths = entry.map(|entry| entry.devices.join(", ")).unwrap_or_default();
+        answered(&paths, OPEN_TIMEOUT, async {
+            self.remove_superblocks(name).await.map_err(|why| {
                 Problem::conflict(format!(
                     "pool {name} is not destroyed completely: {why}; repeat the order when its \
                      devices answer, or use --force to forget the pool and leave its devices as they are"
@@ -516,6 +509,26 @@ impl Server {
             })
         })
         .await
+    }
+
+    /// Removes the superblocks of a closed pool from all of its recorded devices. The error is of
+    /// the first device that failed.
+    async fn remove_superblocks(&self, name: &str) -> Result<(), String> {
+        let Some(entry) = self.pools.registry.entry(name) else { return Ok(()) };
+        let id = self.pools.registry.identity(name).map(|identity| identity.id);
+        let mut done = Ok(());
+        for path in entry.devices.into_iter().chain(entry.log) {
+            let removed = async {
+                for named in open_devices(std::slice::from_ref(&path)).await? {
+                    let id = id.ok_or("the identifier of the pool is not recorded")?;
+                    let removed = Pool::complete_destruction(&named, id).await;
+                    removed.map_err(|error| error.to_string())?;
+                }
+                Ok::<(), String>(())
+            };
+            done = done.and(removed.await);
+        }
+        done
     }
 
     pub(super) fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
