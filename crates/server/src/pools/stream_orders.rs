@@ -376,6 +376,9 @@ impl Server {
         check_unchanged().await?;
         let base_name = base.name.trim_start_matches(&own);
         pool.check_rollback(name, base_name).map_err(of_pool)?;
+        if start.size_bytes > base.size_bytes {
+            pool.check_resize(name, start.size_bytes.max(info.size_bytes)).map_err(of_pool)?;
+        }
         let _detached = self.keep_detached(served.as_slice(), part.force)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(|why| not_retired(&why))?;
