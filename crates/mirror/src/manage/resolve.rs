@@ -14,15 +14,11 @@ use crate::wire::peer::{
 };
 
 /// A resolution in progress at this node; ends on drop.
-pub(crate) struct RunningResolution {
-    inner: Arc<Inner>,
-    /// State afterwards.
-    after: Resolution,
-}
+pub(crate) struct RunningResolution(Arc<Inner>);
 
 impl Drop for RunningResolution {
     fn drop(&mut self) {
-        self.inner.change(|state| state.resolution = self.after);
+        self.0.change(|state| state.resolution = Resolution::Idle);
     }
 }
 
@@ -33,9 +29,8 @@ impl Inner {
         wanted: Resolution,
     ) -> Result<RunningResolution, OrderRefusal> {
         self.change(|state| {
-            let before = state.resolution;
-            state.resolution = before.begin(wanted)?;
-            Ok(RunningResolution { inner: self.clone(), after: before })
+            state.resolution = state.resolution.begin(wanted)?;
+            Ok(RunningResolution(self.clone()))
         })
     }
 
@@ -82,27 +77,14 @@ impl Mirror {
     /// Resolves a split brain in favor of this side: the peer, unless serving, discards its data.
     ///
     /// # Errors
-    /// See [`CommandError`]. Without an answer the peer may still discard its data, and
-    /// [`Mirror::resolve_keep_peers`] is refused until this order is repeated with an answer.
+    /// See [`CommandError`]. Without an answer the peer may still discard its data. While it does,
+    /// [`Mirror::resolve_keep_peers`] is refused.
     pub async fn resolve_keep_mine(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
-        let mut resolution = inner.begin_resolution(Resolution::KeepsOwn)?;
-        let (mine, peers, session) = match inner.look_at_split(leg).await {
-            Err(CommandError::NoSplitBrain) => {
-                resolution.after = Resolution::Idle;
-                return Err(CommandError::NoSplitBrain);
-            }
-            looked => looked?,
-        };
+        let _resolution = inner.begin_resolution(Resolution::KeepsOwn)?;
+        let (mine, peers, session) = inner.look_at_split(leg).await?;
         let (base, expected) = (common(&mine, &peers), peers.view.generations.current);
-        let before = std::mem::replace(&mut resolution.after, Resolution::Unanswered);
         let done = execute(&session.0, PeerRequest::Discard { base, expected }).await;
-        resolution.after = match &done {
-            // An earlier request may be in progress there.
-            Err(RequestError::Refused(PeerRefusal::NotNow)) => before,
-            Ok(()) | Err(RequestError::Refused(_)) => Resolution::Idle,
-            Err(_) => Resolution::Unanswered,
-        };
         drop(session);
         if done.is_ok() {
             inner.set_idle_phase(leg, LegPhase::Disconnected);
@@ -118,7 +100,7 @@ impl Mirror {
     /// See [`CommandError`].
     pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
-        let _resolution = inner.begin_resolution(Resolution::Discards)?;
+        let resolution = inner.begin_resolution(Resolution::Discards)?;
         inner.look_before_discard(leg).await?;
         inner.check_group_unserved()?;
         let _order = inner.running_order();
@@ -127,9 +109,7 @@ impl Mirror {
         // may have carried out an order since.
         let (mine, peers) = inner.look_before_discard(leg).await?;
         let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
-        let role_change = inner.begin_role_change().await;
-        let discarded = inner.discard_data_locked(base, expected).await;
-        drop(role_change);
+        let discarded = inner.discard_to_the_end(resolution, base, expected).await;
         discarded.map_err(RequestError::Refused)?;
         inner.set_idle_phase(leg, LegPhase::Disconnected);
         inner.reconnect_all();

@@ -32,7 +32,7 @@ use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::session::outdated::NotOutdated;
 use crate::session::resync::PassEnd;
-use crate::state::machine::{Resolution, next};
+use crate::state::machine::next;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::wire::peer::{
     AttachRequest, BadRangeReport, PeerRefusal, PeerRequest, ReplicaIdentity, RequestError,
@@ -367,13 +367,7 @@ async fn lead(
     // A target of another size first adopts the source's size, and reconnects a moment later.
     let sent_ns = Inner::boot_ns();
     execute(&session, PeerRequest::Attach(attach)).await?;
-    inner.change(|state| {
-        state.legs[leg].refused_group = false;
-        // The peer carries out no request of an earlier session any more.
-        if state.resolution == Resolution::Unanswered {
-            state.resolution = Resolution::Idle;
-        }
-    });
+    inner.change(|state| state.legs[leg].refused_group = false);
     inner.renewed(sent_ns);
     let _renewing = inner.failover.is_automatic().then(|| {
         inner.change(|state| {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::{Buf, BufMut};
+use flagstone_runtime::{Buf, BufMut, spawn};
 use parking_lot::Mutex;
 
 use crate::agree::generation::{GenerationHistory, GenerationList};
@@ -28,6 +28,7 @@ use crate::io::reorder::{ReorderBuffer, WriteOrder};
 use crate::io::request::RunToCompletion;
 use crate::limits::{BAD_RANGES_MAX, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
 use crate::manage::order::OrderProgress;
+use crate::manage::resolve::RunningResolution;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::{RecordedRight, ReplicaRole, Superblock};
@@ -646,9 +647,26 @@ impl Inner {
         expected: Generation,
     ) -> PeerAnswer {
         let begun = self.begin_resolution(Resolution::Discards);
-        let _resolution = begun.map_err(|refusal| self.refusal(refusal))?;
-        let _role_change = self.begin_role_change().await;
-        self.discard_data_locked(base, expected).await
+        let resolution = begun.map_err(|refusal| self.refusal(refusal))?;
+        self.discard_to_the_end(resolution, base, expected).await
+    }
+
+    /// Discards the local data, also if the caller is dropped: the peer has to see the resolution
+    /// while the data may be discarded.
+    pub(crate) async fn discard_to_the_end(
+        self: &Arc<Self>,
+        resolution: RunningResolution,
+        base: Generation,
+        expected: Generation,
+    ) -> PeerAnswer {
+        let inner = self.clone();
+        let discard = spawn(async move {
+            let _role_change = inner.begin_role_change().await;
+            let answer = inner.discard_data_locked(base, expected).await;
+            drop(resolution);
+            answer
+        });
+        discard.await.unwrap_or(Err(PeerRefusal::Failed))
     }
 
     /// As [`Inner::discard_data`], for a caller that holds the role lock and has begun the

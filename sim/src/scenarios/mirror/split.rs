@@ -152,7 +152,7 @@ fn late_discard_forbids_opposite_order() {
     pair.sim.set_write_latency(pair.nodes[1], DATA, SimLatency::between_us(20, 200));
     let kept = [0, 1].map(|index| pair.superblock(index).current == before[index]);
     assert_ne!(kept, [false; 2], "both have discarded their data");
-    let refused = Err(CommandError::Role(RoleError::Refused(OrderRefusal::MayDiscard)));
+    let refused = Err(CommandError::Role(RoleError::Refused(OrderRefusal::PeerDiscards)));
     assert_eq!((opposite, foreseen), (refused, refused));
     pair.becomes_in_sync(0);
     assert_eq!(pair.read(0, 1), 1, "the first order was carried out");

@@ -43,9 +43,6 @@ named! {
         Resolving = "the split brain is being resolved: look again when that has ended",
         /// The peer runs a resolution of the split brain in favor of this node.
         PeerDiscards = "the peer is discarding its data for this node's",
-        /// See [`Resolution::Unanswered`](super::Resolution::Unanswered).
-        MayDiscard = "the peer has not answered the order to discard its data, and may still carry it \
-                      out: repeat that order",
         /// Only the operator, or the peer that the role was handed to, can make this node the
         /// source.
         NotEntitled = "this node may not take the role by itself",

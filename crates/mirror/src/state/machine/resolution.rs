@@ -15,8 +15,6 @@ pub enum Resolution {
     Idle,
     /// The peer is being asked to discard its data. This node keeps its own.
     KeepsOwn,
-    /// The peer was asked, and has not answered: it may still discard its data.
-    Unanswered,
     /// This node discards its data, or is about to.
     Discards,
 }
@@ -25,11 +23,10 @@ impl Resolution {
     /// The state in which a resolution begins.
     ///
     /// # Errors
-    /// If another one is in progress, or the peer may still discard its data.
+    /// If another one is in progress.
     pub(crate) fn begin(self, wanted: Resolution) -> Result<Resolution, OrderRefusal> {
         match (self, wanted) {
-            (Resolution::Idle, _) | (Resolution::Unanswered, Resolution::KeepsOwn) => Ok(wanted),
-            (Resolution::Unanswered, _) => Err(OrderRefusal::MayDiscard),
+            (Resolution::Idle, _) => Ok(wanted),
             (Resolution::KeepsOwn | Resolution::Discards, _) => Err(OrderRefusal::Resolving),
         }
     }
@@ -37,7 +34,7 @@ impl Resolution {
 
 #[cfg(test)]
 mod tests {
-    use super::Resolution::{Discards, Idle, KeepsOwn, Unanswered};
+    use super::Resolution::{Discards, Idle, KeepsOwn};
     use super::*;
 
     #[test]
@@ -45,8 +42,6 @@ mod tests {
         for (state, wanted, begun) in [
             (Idle, KeepsOwn, Ok(KeepsOwn)),
             (Idle, Discards, Ok(Discards)),
-            (Unanswered, KeepsOwn, Ok(KeepsOwn)),
-            (Unanswered, Discards, Err(OrderRefusal::MayDiscard)),
             (KeepsOwn, KeepsOwn, Err(OrderRefusal::Resolving)),
             (KeepsOwn, Discards, Err(OrderRefusal::Resolving)),
             (Discards, KeepsOwn, Err(OrderRefusal::Resolving)),
