@@ -381,6 +381,10 @@ fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
 
+fn keeps_mine(effect: Effect) -> bool {
+    matches!(effect, Effect::Resolve { keep: ResolveKeep::Mine, .. })
+}
+
 async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
     match effect {
         Effect::Order(order) => mirror.order(order).await,
@@ -462,6 +466,12 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
                 "{name} serves hosts itself: first run `flagstone mirror demote {volume}` there"
             ))
         }
+        CommandError::Peer(RequestError::Refused(PeerRefusal::NotNow)) if keeps_mine(effect) => {
+            Problem::conflict(format!(
+                "{name} discards no data: another resolution runs there, or a source is attached to \
+                 it; see `flagstone mirror status {volume}` there"
+            ))
+        }
         CommandError::Peer(RequestError::Refused(PeerRefusal::NotNow)) => {
             Problem::conflict(format!(
                 "{name} does not serve {volume}, or {node} is not in sync with it: see `flagstone \
@@ -469,12 +479,10 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
             ))
         }
         CommandError::Role(RoleError::Refused(
-            refusal @ (OrderRefusal::Resolving
-            | OrderRefusal::PeerDiscards
-            | OrderRefusal::MayDiscard),
+            refusal @ (OrderRefusal::Resolving | OrderRefusal::PeerDiscards),
         )) => Problem::conflict(format!(
-            "no data of {node} was discarded: {refusal}; see `flagstone mirror status {volume}` on both \
-             nodes"
+            "no data of {node} was discarded, but it may not serve any more: {refusal}; see `flagstone \
+             mirror status {volume}` on both nodes"
         )),
         CommandError::Peer(RequestError::NoCommonVersion(none)) => {
             Problem::conflict(format!("{name}: {none}"))
@@ -482,13 +490,10 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         CommandError::Peer(RequestError::Refused(refusal)) => {
             Problem::conflict(format!("{name} refuses: {refusal}"))
         }
-        CommandError::Peer(error)
-            if matches!(effect, Effect::Resolve { keep: ResolveKeep::Mine, .. }) =>
-        {
-            failed(format!(
-                "{name} does not answer ({error}), and may still discard its data: repeat the order"
-            ))
-        }
+        CommandError::Peer(error) if keeps_mine(effect) => failed(format!(
+            "{name} does not answer ({error}), and may still discard its data if it got the order: \
+             repeat it, or look at `flagstone mirror status {volume}` there before the opposite order"
+        )),
         CommandError::Peer(error) => failed(format!(
             "{name} does not answer ({error}): check that flagstone runs there and that its address is \
              reachable"
