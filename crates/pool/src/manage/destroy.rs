@@ -12,7 +12,7 @@ use crate::storage::NamedDevice;
 
 impl Pool {
     /// Completes the destruction of pool `id` on a device: removes the whole copies of its
-    /// superblock. Leaves any other content of the device as it is. True if the device had a superblock of the pool.
+    /// superblock. Leaves any other content of the device as it is. True if the device had one.
     ///
     /// # Errors
     /// Errors of the device.
