@@ -374,14 +374,20 @@ pub(crate) struct PlanSavingsArgs {
     /// Seed of the sample
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) price: PriceArgs,
+    #[command(flatten)]
+    pub(crate) catalog: CatalogArg,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PriceArgs {
     /// Type of disk whose capacity is priced, such as pd-ssd
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<String>,
     /// Disks are replicated in two zones
     #[arg(long)]
     pub(crate) regional: bool,
-    #[command(flatten)]
-    pub(crate) catalog: CatalogArg,
 }
 
 #[derive(Debug, Args)]

@@ -26,7 +26,7 @@ use crate::output::{self, print};
 use args::{CatalogArgs, PlanArgs, PlanCommand};
 use flagstone_units::columns::{self, Left};
 use paint::Paint;
-pub(crate) use savings::capacity_price;
+pub(crate) use savings::{price, price_note};
 
 /// Version of the JSON of every command of `flagstone plan`; `docs/plan-json.md`.
 pub(crate) const SCHEMA_VERSION: u32 = 1;

@@ -14,7 +14,7 @@ use flagstone_units::display::{count, size};
 use flagstone_units::{exact_size, grouped, parse_size};
 use serde::Serialize;
 
-use super::args::{PlanSavingsArgs, printable};
+use super::args::{PlanSavingsArgs, PriceArgs, printable};
 use super::paint::Paint;
 use super::predict::list;
 use super::{bold_table, json, source_lines};
@@ -31,7 +31,7 @@ const COLDNESS: &str = "not known: nothing records when data of this device was 
 
 pub(super) fn run(args: &PlanSavingsArgs) -> Result<Exit, Failure> {
     let catalog = args.catalog.open()?;
-    let price = price(&catalog, args)?;
+    let price = price(&catalog, &args.price)?;
     let size = sample_size(&args.sample)?;
     logging::init(LogFormat::Text)?;
     let config =
@@ -62,24 +62,27 @@ fn worst(printed: Exit, report: &SurveyReport) -> Exit {
     }
 }
 
-fn price(catalog: &Catalog, args: &PlanSavingsArgs) -> Result<Option<CapacityPrice>, Failure> {
+/// Price of the capacity of the disks that the options name, if they name some.
+pub(crate) fn price(catalog: &Catalog, args: &PriceArgs) -> Result<Option<CapacityPrice>, Failure> {
     let Some(kind) = &args.kind else {
         return match args.regional {
             true => Err(Failure::usage("--regional is for prices: write --type too")),
             false => Ok(None),
         };
     };
-    capacity_price(catalog, kind, args.regional).map(Some)
+    let price = catalog.capacity_price(kind, args.regional);
+    price
+        .map(Some)
+        .map_err(|error| Failure::usage(format!("--type {}: {}", printable(kind), error.0)))
 }
 
-/// Price of the disks that `--type` and `--regional` name.
-pub(crate) fn capacity_price(
-    catalog: &Catalog,
-    kind: &str,
-    regional: bool,
-) -> Result<CapacityPrice, Failure> {
-    let price = catalog.capacity_price(kind, regional);
-    price.map_err(|error| Failure::usage(format!("--type {}: {}", printable(kind), error.0)))
+/// Note on what a price is of.
+pub(crate) fn price_note(price: &CapacityPrice) -> String {
+    let regional = if price.regional { "regional " } else { "" };
+    format!(
+        "prices: capacity of {regional}{} in {}, without provisioned performance",
+        price.kind, price.region
+    )
 }
 
 fn sample_size(text: &str) -> Result<SampleSize, Failure> {
@@ -290,13 +293,7 @@ fn notes(method: &Method, price: Option<&CapacityPrice>) -> Vec<String> {
         notes.push("a sample only bounds duplicates: --sample all counts them".to_owned());
     }
     notes.push("deduplication, zstd: if duplicates compress like the rest".to_owned());
-    if let Some(price) = price {
-        let regional = if price.regional { "regional " } else { "" };
-        notes.push(format!(
-            "prices: capacity of {regional}{} in {}, without provisioned performance",
-            price.kind, price.region
-        ));
-    }
+    notes.extend(price.map(price_note));
     notes
 }
 

@@ -9,7 +9,7 @@ use flagstone_units::parse_size;
 
 use crate::backup::args::MakeBackupArgs;
 use crate::completions;
-use crate::plan::args::CatalogArg;
+use crate::plan::args::{CatalogArg, PriceArgs};
 use crate::status::server::ApiArgs;
 use crate::status::{QueryArgs, StatusArgs};
 
@@ -303,12 +303,8 @@ pub(crate) struct PoolStatusArgs {
 pub(crate) struct PoolSavingsArgs {
     /// Name of the pool
     pub(crate) name: String,
-    /// Type of disk whose capacity is priced, such as pd-ssd
-    #[arg(long = "type", value_name = "TYPE")]
-    pub(crate) kind: Option<String>,
-    /// Disks are replicated in two zones
-    #[arg(long)]
-    pub(crate) regional: bool,
+    #[command(flatten)]
+    pub(crate) price: PriceArgs,
     #[command(flatten)]
     pub(crate) catalog: CatalogArg,
     #[command(flatten)]

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::args::PoolSavingsArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, print};
-use crate::plan::capacity_price;
+use crate::plan::{price, price_note};
 use crate::status::run_client;
 use crate::status::server::read;
 
@@ -66,13 +66,7 @@ struct VolumeSavings {
 }
 
 pub(super) fn run(args: &PoolSavingsArgs) -> Result<Exit, Failure> {
-    let price = match &args.kind {
-        Some(kind) => Some(capacity_price(&args.catalog.open()?, kind, args.regional)?),
-        None if args.regional => {
-            return Err(Failure::usage("--regional is for prices: write --type too"));
-        }
-        None => None,
-    };
+    let price = price(&args.catalog.open()?, &args.price)?;
     run_client(|| async {
         let mut server = args.api.connect()?;
         let pool = server.get_text(&format!("/v1/pools/{}", encode(&args.name)))?;
@@ -179,12 +173,7 @@ fn text(savings: &Savings) -> String {
         text.extend(lines(&head, &rows).iter().map(|line| format!("{line}\n")));
     }
     if let Some(Cost { price, .. }) = &savings.cost {
-        let regional = if price.regional { "regional " } else { "" };
-        let _ = writeln!(
-            text,
-            "\nprices: capacity of {regional}{} in {}, without provisioned performance",
-            price.kind, price.region
-        );
+        let _ = writeln!(text, "\n{}", price_note(price));
     }
     text
 }
