@@ -262,6 +262,36 @@ fn end_of_client_is_seen_at_in_flight_limit() {
     });
 }
 
+/// The client sends its writes again on the new connection: old ones, executing or unread, must not
+/// land after them.
+#[test]
+fn new_connection_waits_for_one_ended_at_its_limit() {
+    for seed in 1..=5 {
+        in_simulation(seed, async || {
+            let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
+            let server = Running::with(device);
+            let old = Peer::begun(&server.address, SIMPLE).await;
+            calls.hold();
+            for cookie in 0..2 * MAX_IN_FLIGHT as u64 {
+                old.send(&request(command::WRITE, 0, cookie, 0, 512)).await;
+                old.send(&[1; 512]).await;
+            }
+            until(|| calls.begun() == MAX_IN_FLIGHT).await;
+            old.stream.shutdown();
+            drop(old);
+            let new = Rc::new(Peer::begun(&server.address, SIMPLE).await);
+            let sender = new.clone();
+            let sending = spawn(async move { write(&sender, 0, &[2; 512]).await });
+            time::sleep(Duration::from_secs(2)).await;
+            assert_eq!(calls.begun(), MAX_IN_FLIGHT, "the new write has begun");
+            calls.let_go();
+            assert_eq!(sending.await.unwrap(), 0);
+            until(|| server.server.connections() == 1).await;
+            assert_eq!(read(&new, 0, 512).await, [2; 512]);
+        });
+    }
+}
+
 /// A part that ends without a reply makes room for the next one.
 #[test]
 fn write_beyond_in_flight_limit_ends() {

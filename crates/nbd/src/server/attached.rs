@@ -41,6 +41,14 @@ impl ClientRegistry {
         entries.attached.values().map(|(attached, _)| attached.clone()).collect()
     }
 
+    /// True while a client of an export has ended its connection, which has requests that were not
+    /// executed. The connection may not have seen the end.
+    pub(super) fn has_ended_client(&self, export: &str) -> bool {
+        let entries = self.0.lock();
+        let mut of_export = entries.attached.values().filter(|(one, _)| one.export == export);
+        of_export.any(|(_, stream)| stream.peer_has_ended())
+    }
+
     /// Closes the connections to an export.
     pub(super) fn disconnect(&self, export: &str) {
         let entries = self.0.lock();

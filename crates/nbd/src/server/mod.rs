@@ -250,6 +250,11 @@ impl NbdServer {
                     Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
                     None => None,
                 };
+                // Requests before the end of a connection may be unread: the client sends them
+                // again on this one, and must not be overtaken by them.
+                while self.attached.has_ended_client(&session.export.name) {
+                    time::sleep(ACCEPT_PAUSE).await;
+                }
                 session.export.ended_connections.wait().await;
                 owner
             };
