@@ -140,6 +140,36 @@ fn orders_wait_for_the_end_of_a_receive() {
     io(&bed, "copy", "read -P 2 8M 64k");
 }
 
+/// Snapshots that were taken together have one identifier, and are of different volumes.
+#[test]
+fn receive_tells_snapshots_taken_together_apart() {
+    if !have("orders", &TOOLS) {
+        return;
+    }
+    let (bed, _) = Bed::with_pool();
+    for (volume, pattern) in [("db", 1), ("log", 2)] {
+        bed.run(&format!("volume create {volume} --pool fast --size 64MiB"));
+        io(&bed, volume, &format!("write -P {pattern} 0 64k"));
+    }
+    bed.run("snapshot create db@a log@a");
+    io(&bed, "db", "write -P 3 1M 64k");
+    io(&bed, "log", "write -P 4 1M 64k");
+    bed.run("snapshot create db@b log@b");
+    let [db, log] = ["db@a", "log@a"].map(|name| stream(&bed, name));
+    assert_eq!(post(&bed, "copy/receive?pool=fast", &db).status, 200);
+    assert_eq!(post(&bed, "copy/receive", &db).status, 200, "it is repeated");
+    let refused = post(&bed, "copy/receive", &log);
+    assert!(refused.status == 409 && refused.body.contains("another volume"), "{refused:?}");
+    let [db, log] = ["db@b --since db@a", "log@b --since log@a"].map(|line| stream(&bed, line));
+    let refused = post(&bed, "copy/receive", &log);
+    assert!(refused.status == 409 && refused.body.contains("another volume"), "{refused:?}");
+    bed.run("volume set copy --compression lz4");
+    assert_eq!(post(&bed, "copy/receive", &log).status, 409, "the settings were replaced");
+    assert_eq!(post(&bed, "copy/receive", &db).status, 200);
+    io(&bed, "copy", "read -P 1 0 64k");
+    io(&bed, "copy", "read -P 3 1M 64k");
+}
+
 #[test]
 fn rollback_ends_a_receive() {
     if !have("streams", &TOOLS) {

@@ -27,6 +27,7 @@ mod order_locks;
 mod order_tests;
 mod orders;
 mod path_threads;
+mod received_from;
 mod redundancy;
 mod registry;
 mod replacement;

@@ -18,6 +18,7 @@ use flagstone_units::exact_size;
 
 use super::Pools;
 use super::key_files;
+use super::received_from::ReceivedFrom;
 use super::retire::not_retired;
 use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::snapshot_orders::is_name;
@@ -247,6 +248,10 @@ impl Server {
         if same.as_ref().is_some_and(|other| other.id != snapshot) {
             return Err(Problem::conflict(format!("there is another snapshot {full} already")));
         }
+        if let Some(from) = ReceivedFrom::of(&info.properties) {
+            let checked = from.check(&stream);
+            checked.map_err(|why| Problem::conflict(format!("volume {name}: {why}")))?;
+        }
         let step = state.receive(name, &stream, same.is_some(), part.force);
         let step = step.map_err(Problem::conflict)?;
         // A volume that begins again takes the new one, and a complete one stays as it is.
@@ -261,7 +266,7 @@ impl Server {
         match step {
             ReceiveStep::Done => Ok(None),
             ReceiveStep::Serve => {
-                self.serve_received(&found).await?;
+                self.serve_received(&found, &stream).await?;
                 Ok(None)
             }
             ReceiveStep::Continue { end } => {
@@ -444,15 +449,16 @@ impl Server {
         let prepared =
             found.pool.prepare_snapshot(&[name], &receiver.start.name, receiver.snapshot).await;
         prepared.map_err(of_pool)?.take().await.map_err(of_pool)?;
-        self.serve_received(&found).await?;
+        self.serve_received(&found, &stream_of(receiver)).await?;
         tracing::info!("volume {name} was received, as {name}@{}", receiver.start.name);
         Ok(())
     }
 
-    async fn serve_received(&self, found: &FoundVolume) -> Result<(), Problem> {
+    async fn serve_received(&self, found: &FoundVolume, stream: &StreamId) -> Result<(), Problem> {
         let FoundVolume { pool_name, pool, info, .. } = found;
         let mut properties = info.properties.clone();
         end_receiving(&mut properties);
+        ReceivedFrom::record(&mut properties, stream);
         let set = pool.set_volume(&info.name, info.thick, properties).await;
         set.map_err(|error| problem(pool_name, error))?;
         self.serve_again(pool_name, pool, None, &info.name).await

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::key_files::{self, KeyChange};
 use super::legs;
 use super::orders::Outcome;
+use super::received_from::RECEIVED_FROM_KEY;
 use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::volume_state::{VolumeOrder, VolumeState};
 use super::{PoolState, failed};
@@ -446,7 +447,9 @@ impl Server {
             Some(_) => None,
             None => Some(self.keep_detached(served.as_slice(), *force)?),
         };
-        let properties = settings::to_properties(&settings);
+        let mut properties = settings::to_properties(&settings);
+        let origin = info.properties.get_key_value(RECEIVED_FROM_KEY);
+        properties.extend(origin.map(|(key, value)| (key.clone(), value.clone())));
         let set = match &key {
             KeyChange::Next { present, next } => {
                 pool.set_volume_key(name, (present, next), thick, properties).await
