@@ -2,8 +2,9 @@
 //! restored to a pool and to a file.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use flagstone_tests::bucket::Bucket;
 use flagstone_tests::pools::Bed;
@@ -135,6 +136,181 @@ fn backups_are_made_verified_pruned_and_restored() {
     let output = alone(&format!("backup list {store}"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(errors.contains("credentials"), "{errors}");
+}
+
+fn key_file(bed: &Bed, name: &str) -> String {
+    let file = bed.scratch.join(name);
+    succeeds(&format!("key generate {} --volume", file.display()));
+    file.to_str().expect("temporary paths are UTF-8").to_owned()
+}
+
+/// True if a file below the folder contains `part`.
+fn some_file_contains(folder: &Path, part: &[u8]) -> bool {
+    fs::read_dir(folder).expect("a folder").flatten().any(|entry| {
+        if entry.file_type().expect("a type").is_dir() {
+            return some_file_contains(&entry.path(), part);
+        }
+        let bytes = fs::read(entry.path()).expect("a file");
+        bytes.windows(part.len()).any(|window| window == part)
+    })
+}
+
+#[test]
+fn backups_of_an_encrypted_volume_are_encrypted() {
+    if !have("backups", &["qemu-io", "nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let Some(bucket) = Bucket::start("encrypted-backups") else { return };
+    let (bed, _) = Bed::with_pool();
+    let store = bucket.backup_options("zone");
+    let (key, next) = (key_file(&bed, "key"), key_file(&bed, "next"));
+    bed.run(&format!("volume create db --pool fast --size 64MiB --encryption-key-file {key}"));
+    let secret = bed.scratch.join("secret");
+    // Bytes that compression leaves as they are.
+    let mut state = 1_u64;
+    let noise = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    });
+    let canary: Vec<u8> = noise.take(1 << 16).collect();
+    fs::write(&secret, &canary).expect("a file");
+    io(&bed, &format!("write -s {} 1M 64k", secret.display()));
+    bed.run("snapshot create db@a");
+    let a = content(&bed, "db", "a");
+    assert!(a[1 << 20..][..1 << 16] == canary, "qemu-io wrote the file");
+
+    let refused = bed.refused(&format!("volume backup db@a {store}"));
+    assert!(refused.contains("--backup-key-file") && refused.contains("--plaintext"), "{refused}");
+    assert!(succeeds(&format!("backup list {store}")).contains("no backups"), "nothing was stored");
+    let keyed = format!("{store} --backup-key-file {key}");
+    bed.run(&format!("volume backup db@a {keyed}"));
+    io(&bed, "write -P 2 1M 100k");
+    bed.run("snapshot create db@b");
+    let made = bed.run(&format!("volume backup db@b {keyed}"));
+    assert!(made.contains("since db@a"), "{made}");
+    let listed = succeeds(&format!("backup list {store} --json"));
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    assert_eq!(listed["encrypted"], true, "{listed:#}");
+    succeeds(&format!("backup verify {store} --quick"));
+    succeeds(&format!("backup verify {keyed}"));
+    assert!(!some_file_contains(&bucket.folder().join("zone"), &canary[..64]));
+
+    let file = bed.scratch.join("a.img");
+    let to_file =
+        |key: &str| format!("backup restore {store} {key} db@a --to-file {}", file.display());
+    let output = alone(&to_file("").replace("  ", " "));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("--backup-key-file"), "{errors}");
+    let wrong = alone(&format!("backup verify {store} --backup-key-file {next}"));
+    let errors = String::from_utf8_lossy(&wrong.stderr);
+    assert!(!wrong.status.success() && errors.contains("another key"), "{errors}");
+    let change = format!("backup change-key {keyed} --new-key-file {next}");
+    succeeds(&format!("{change} --dry-run"));
+    succeeds(&change);
+    assert!(!alone(&to_file(&format!("--backup-key-file {key}"))).status.success());
+    succeeds(&to_file(&format!("--backup-key-file {next}")));
+    assert!(fs::read(&file).expect("a file") == a);
+
+    // A prefix is encrypted or not, and --plaintext is a choice.
+    let plain = bucket.backup_options("plain");
+    bed.run(&format!("volume backup db@b {plain} --plaintext"));
+    let refused = bed.refused(&format!("volume backup db@a {plain} --backup-key-file {key}"));
+    assert!(refused.contains("not encrypted"), "{refused}");
+}
+
+/// A running `flagstone backup serve`, which ends when dropped.
+struct Served {
+    process: Child,
+    uri: String,
+}
+
+impl Served {
+    fn start(line: &str) -> Served {
+        let mut process = Command::new(binary())
+            .args(line.split(' '))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("flagstone runs");
+        let mut line = String::new();
+        let stdout = process.stdout.take().expect("it is piped");
+        let mut first = BufReader::new(stdout);
+        while !line.ends_with("}\n") && first.read_line(&mut line).expect("UTF-8") > 0 {}
+        let printed: Value = serde_json::from_str(&line).expect("JSON");
+        let uri = printed["uri"].as_str().expect("a text").to_owned();
+        Served { process, uri }
+    }
+
+    /// Ends it as Ctrl-C does.
+    fn stop(mut self) -> Option<i32> {
+        let process = rustix::process::Pid::from_child(&self.process);
+        rustix::process::kill_process(process, rustix::process::Signal::INT).expect("it runs");
+        self.process.wait().expect("it ends").code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn backup_is_served_from_the_store() {
+    if !have("backups", &["qemu-io", "nbdcopy", "nbdinfo", "qemu-img"]) {
+        return;
+    }
+    let Some(bucket) = Bucket::start("served-backups") else { return };
+    let (bed, _) = Bed::with_pool();
+    let store = bucket.backup_options("zone");
+    let keyed = format!("{store} --backup-key-file {}", key_file(&bed, "key"));
+    bed.run("volume create db --pool fast --size 1GiB");
+    io(&bed, "write -P 1 3M 5M");
+    io(&bed, "write -P 2 700M 64k");
+    bed.run("snapshot create db@a");
+    let a = content(&bed, "db", "a");
+    bed.run(&format!("volume backup db@a {keyed}"));
+    let refused = alone(&format!("backup serve {keyed} db@a --listen 0.0.0.0:0"));
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(2) && errors.contains("authenticates nobody"),
+        "{errors}"
+    );
+
+    let served = Served::start(&format!("backup serve {keyed} db@a --listen 127.0.0.1:0 --json"));
+    let file = bed.scratch.join("copied");
+    run("nbdcopy", &[&served.uri, file.to_str().expect("UTF-8")]);
+    assert!(fs::read(&file).expect("it was copied") == a);
+    let map = run("qemu-img", &["map", "--output=json", &served.uri]);
+    let map: Vec<Value> = serde_json::from_str(&map).expect("JSON");
+    let data = map.iter().filter(|extent| extent["data"] == true);
+    assert_eq!(
+        data.map(|extent| extent["length"].as_u64().unwrap()).sum::<u64>(),
+        (5 << 20) + (64 << 10)
+    );
+    let written = Command::new("qemu-io")
+        .args(["-f", "raw", "-c", "write 0 4k", &served.uri])
+        .output()
+        .expect("qemu-io runs");
+    let printed = [written.stdout, written.stderr].concat();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    assert!(!printed.contains("wrote"), "{printed}");
+
+    // A pack that is gone fails the reads that need it, and no other.
+    fs::remove_file(largest_pack(&bucket.folder().join("zone/data"), "pack-")).expect("a pack");
+    let again = Served::start(&format!("backup serve {keyed} db@a --listen 127.0.0.1:0 --json"));
+    let read = |command: &str| {
+        let output = Command::new("qemu-io")
+            .args(["-r", "-f", "raw", "-c", command, &again.uri])
+            .output()
+            .expect("qemu-io runs");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    assert!(read("read -P 1 3M 64k").contains("failed"));
+    assert!(!read("read -P 2 700M 64k").contains("failed"));
+    assert!(!read("read -P 0 0 1M").contains("failed"));
+    assert_eq!(served.stop(), Some(0));
+    assert_eq!(again.stop(), Some(0));
 }
 
 /// The download of the second piece fails after the first one was sent: its place was a hole.

@@ -16,14 +16,15 @@ use crate::assemble::{RangeResult, Writers};
 use crate::document::{BackupEntry, BackupSpace, FORMAT, Manifest, SnapshotIdentity};
 use crate::error::BackupError;
 use crate::id::{Checksum, WriterId};
-use crate::index::{Change, PieceRef, decode, encode, merge};
+use crate::index::{Change, PieceRef, encode, merge};
 use crate::limits::{
-    BLOCK_BYTES, DOWNLOADS_MAX, INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, PACK_BYTES_MAX,
+    BLOCK_BYTES, DOWNLOADS_MAX, INDEX_OBJECT_BYTES_MAX, MANIFEST_BYTES_MAX, PACK_BYTES_MAX,
     PIECE_BYTES_MAX, RANGE_BYTES, RANGE_PACKS, RENEWAL_S, UPLOADS_MAX,
 };
 use crate::piece::store;
 use crate::plan::{Registered, record_of, register};
 use crate::repository::{DATA, HeadChange, Repository, index_name, manifest_name, pack_name};
+use crate::seal::{Place, SEAL_BYTES};
 
 /// Source of the stream of a snapshot.
 pub trait SnapshotSource {
@@ -117,11 +118,23 @@ impl<'a> Writer<'a> {
                 finished.extend(range.map(|range: u32| (range, *writer)));
             }
         }
-        let (repository, own) = (self.repository, &self.own);
+        let (repository, snapshot, own) = (self.repository, self.snapshot, &self.own);
         let read = finished.into_iter().map(async |(range, writer)| {
-            let bytes = repository.get(&index_name(writer, range), INDEX_BYTES_MAX).await?;
-            // A damaged one is made again, by this writer.
-            let extents = decode(range, &bytes).ok();
+            let name = index_name(writer, range);
+            // A missing or damaged one is made again, by this writer.
+            let bytes = match repository.get(&name, INDEX_OBJECT_BYTES_MAX).await {
+                Err(error) if error.is_damage() => return Ok((range, None)),
+                read => read?,
+            };
+            let decoded = repository.decode_index(writer, range, &bytes).await;
+            let checked = decoded.and_then(|extents| {
+                repository.check_end(snapshot, (writer, range), &extents)?;
+                Ok(extents)
+            });
+            let extents = match checked {
+                Err(error) if !error.is_damage() => return Err(error),
+                checked => checked.ok(),
+            };
             let result = extents.map(|extents| RangeResult::new(writer, &bytes, &extents, own));
             Ok::<_, BackupError>((range, result))
         });
@@ -298,8 +311,9 @@ impl<'a> Writer<'a> {
             self.zero(first, blocks);
             return Ok(());
         }
-        let (stored, is_zstd) = store(&content);
-        if self.open.pack.len() + stored.len() > PACK_BYTES_MAX {
+        let (mut stored, is_zstd) = store(&content);
+        let key = self.repository.prefix_key().await?;
+        if self.open.pack.len() + stored.len() + SEAL_BYTES as usize > PACK_BYTES_MAX {
             self.end_pack().await?;
         }
         let piece = PieceRef {
@@ -311,6 +325,9 @@ impl<'a> Writer<'a> {
             is_zstd,
             checksum: Checksum::of(&content),
         };
+        if let Some(key) = key {
+            key.seal(self.id, Place::Piece(piece.pack, piece.offset), &mut stored);
+        }
         self.open.pack.extend_from_slice(&stored);
         self.open.changes.push(Change { first, blocks, piece: Some(piece) });
         Ok(())
@@ -350,7 +367,10 @@ impl<'a> Writer<'a> {
             let result = match extents.is_empty() {
                 true => None,
                 false => {
-                    let index = encode(range, &extents).ok_or_else(fragmented)?;
+                    let mut index = encode(range, self.id, &extents).ok_or_else(fragmented)?;
+                    if let Some(key) = self.repository.prefix_key().await? {
+                        key.seal(self.id, Place::Index(range), &mut index);
+                    }
                     let result = RangeResult::new(self.id, &index, &extents, &self.own);
                     self.repository.put(&index_name(self.id, range), index).await?;
                     Some(result)
@@ -421,14 +441,18 @@ impl<'a> Writer<'a> {
         if bytes.len() > MANIFEST_BYTES_MAX || manifest.check().is_err() {
             return Err(fragmented());
         }
-        let entry = BackupEntry {
+        let mut entry = BackupEntry {
             id: self.id,
             snapshot: self.snapshot.clone(),
             completed_seconds: self.repository.now(),
             space,
             manifest_bytes: bytes.len() as u64,
             manifest_sha256: Checksum::of(&bytes),
+            mac: None,
         };
+        if let Some(key) = self.repository.prefix_key().await? {
+            entry.mac = Some(key.mac_of(&entry));
+        }
         self.repository.put(&manifest_name(self.id), bytes).await?;
         self.repository
             .change_head(|head| {

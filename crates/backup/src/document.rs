@@ -8,12 +8,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{Checksum, WriterId};
 use crate::limits::{
-    ATTEMPTS_MAX, BACKUPS_MAX, BLOCK_BYTES, INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, NAME_BYTES_MAX,
-    PACKS_MAX, RANGE_BYTES, RANGE_PACKS, UNFINISHED_MAX, VOLUME_BYTES_MAX,
+    ATTEMPTS_MAX, BACKUPS_MAX, BLOCK_BYTES, INDEX_OBJECT_BYTES_MAX, MANIFEST_BYTES_MAX,
+    NAME_BYTES_MAX, PACKS_MAX, RANGE_BYTES, RANGE_PACKS, UNFINISHED_MAX, VOLUME_BYTES_MAX,
 };
+use crate::seal::SealedKey;
 
 /// Version of the format.
 pub const FORMAT: u32 = 1;
+
+/// Version of the head of an encrypted prefix: programs that know no encryption refuse it.
+pub const ENCRYPTED_FORMAT: u32 = 2;
 
 /// Identity of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +65,9 @@ pub struct BackupEntry {
     pub manifest_bytes: u64,
     /// Checksum of the manifest.
     pub manifest_sha256: Checksum,
+    /// Message authentication code of the other members, with the key of an encrypted prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Checksum>,
 }
 
 /// Unfinished backup.
@@ -80,8 +87,11 @@ pub struct UnfinishedBackup {
 /// Head of a prefix: the one object that is replaced, on condition that it is unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// [`FORMAT`].
+    /// [`FORMAT`], or [`ENCRYPTED_FORMAT`].
     pub format: u32,
+    /// Key of an encrypted prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<SealedKey>,
     /// Number of times that it was replaced.
     pub epoch: u64,
     /// Number of the replacement, so that two heads are never equal.
@@ -205,6 +215,12 @@ impl BackupEntry {
 }
 
 impl Head {
+    /// The head of a prefix without backups.
+    pub(crate) fn empty(encryption: Option<SealedKey>) -> Head {
+        let format = if encryption.is_some() { ENCRYPTED_FORMAT } else { FORMAT };
+        Head { format, encryption, ..Head::default() }
+    }
+
     /// Decodes a head.
     ///
     /// # Errors
@@ -220,8 +236,12 @@ impl Head {
     /// # Errors
     /// The contradiction.
     pub fn check(&self) -> Result<(), &'static str> {
-        if self.format != FORMAT {
-            return Err("this program does not know the version of its format");
+        match (self.format, &self.encryption) {
+            (FORMAT, None) | (ENCRYPTED_FORMAT, Some(_)) => {}
+            (FORMAT | ENCRYPTED_FORMAT, _) => {
+                return Err("its format and its encryption contradict each other");
+            }
+            _ => return Err("this program does not know the version of its format"),
         }
         if self.backups.len() > BACKUPS_MAX || self.unfinished.len() > UNFINISHED_MAX {
             return Err("there are too many backups (10000) or unfinished ones (100): prune");
@@ -285,7 +305,9 @@ impl Manifest {
                 return Err("ranges are not sorted, or leave the volume");
             }
             next = entry.range + 1;
-            if self.writer(entry.writer).is_none() || entry.index_bytes > INDEX_BYTES_MAX as u64 {
+            if self.writer(entry.writer).is_none()
+                || entry.index_bytes > INDEX_OBJECT_BYTES_MAX as u64
+            {
                 return Err("a range has an impossible index");
             }
             if entry.data_bytes > RANGE_BYTES || entry.stored_bytes > RANGE_BYTES * 64 {

@@ -50,6 +50,14 @@ pub enum BackupError {
     /// Other commands replaced the head each time.
     #[error("other commands on this prefix are faster: repeat the command")]
     Busy,
+    /// The prefix is encrypted and no key, or a wrong one, was given; or the other way around.
+    #[error("{prefix}: {problem}")]
+    Key {
+        /// Prefix.
+        prefix: String,
+        /// Contradiction, and the next step.
+        problem: &'static str,
+    },
     /// A limit of the format.
     #[error("{0}")]
     Limit(String),

@@ -37,11 +37,16 @@ impl Checksum {
     }
 }
 
+/// Hexadecimal digits of `bytes`.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }
 
-fn parse_hex<const N: usize>(text: &str) -> Result<[u8; N], String> {
+pub(crate) fn parse_hex<const N: usize>(text: &str) -> Result<[u8; N], String> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),

@@ -16,6 +16,8 @@ const MAGIC: &[u8; 8] = b"FSBINDEX";
 /// Version of the format.
 pub const INDEX_VERSION: u32 = 1;
 const HEADER_BYTES: usize = 32;
+/// Bytes of the number of the writer that stored the index, at the end of the header.
+const AUTHOR_BYTES: usize = 8;
 const WRITER_BYTES: usize = 16;
 const EXTENT_BYTES: usize = 60;
 const PLAIN: u16 = 0;
@@ -104,8 +106,8 @@ fn new_extent(change: &Change) -> Option<Extent> {
     Some(Extent { first: change.first, blocks: change.blocks, skip: 0, piece })
 }
 
-/// Encodes an index; `None` if its extents are in packs of too many writers.
-pub fn encode(range: u32, extents: &[Extent]) -> Option<Vec<u8>> {
+/// Encodes the index that `author` stores; `None` if its extents are in packs of too many writers.
+pub fn encode(range: u32, author: WriterId, extents: &[Extent]) -> Option<Vec<u8>> {
     let mut writers: BTreeMap<WriterId, u32> =
         extents.iter().map(|extent| (extent.piece.writer, 0)).collect();
     if writers.len() > INDEX_WRITERS_MAX {
@@ -113,8 +115,9 @@ pub fn encode(range: u32, extents: &[Extent]) -> Option<Vec<u8>> {
     }
     let mut out = Vec::new();
     out.extend_from_slice(MAGIC);
-    let counts = [INDEX_VERSION, range, writers.len() as u32, extents.len() as u32, 0, 0];
+    let counts = [INDEX_VERSION, range, writers.len() as u32, extents.len() as u32];
     counts.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
+    out.extend_from_slice(&author.0[..AUTHOR_BYTES]);
     for (number, (writer, place)) in writers.iter_mut().enumerate() {
         *place = number as u32;
         out.extend_from_slice(&writer.0);
@@ -144,11 +147,11 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
-/// Decodes the index of a range.
+/// Decodes the index of a range that `author` stored.
 ///
 /// # Errors
-/// The contradiction, if it is no valid index of the range.
-pub fn decode(range: u32, bytes: &[u8]) -> Result<Vec<Extent>, &'static str> {
+/// The contradiction, if it is no valid index of the range by this writer.
+pub fn decode(range: u32, author: WriterId, bytes: &[u8]) -> Result<Vec<Extent>, &'static str> {
     let body = bytes.len().checked_sub(32).filter(|len| *len >= HEADER_BYTES);
     let (body, checksum) = bytes.split_at(body.ok_or("it is too short")?);
     if bytes.len() > INDEX_BYTES_MAX {
@@ -165,6 +168,9 @@ pub fn decode(range: u32, bytes: &[u8]) -> Result<Vec<Extent>, &'static str> {
     }
     if u32_at(body, 12) != range {
         return Err("it is the index of another range");
+    }
+    if body[HEADER_BYTES - AUTHOR_BYTES..HEADER_BYTES] != author.0[..AUTHOR_BYTES] {
+        return Err("it is the index of another backup");
     }
     let (writers, extents) = (u32_at(body, 16) as usize, u32_at(body, 20) as usize);
     if writers > INDEX_WRITERS_MAX || extents > RANGE_BLOCKS as usize {
@@ -238,6 +244,8 @@ pub(crate) mod tests {
 
     use super::*;
 
+    const AUTHOR: WriterId = WriterId([9; 16]);
+
     pub(crate) fn piece(number: u32, blocks: u32) -> PieceRef {
         PieceRef {
             writer: WriterId([number as u8; 16]),
@@ -291,21 +299,22 @@ pub(crate) mod tests {
                     }
                 }
                 prop_assert_eq!(map_of(&extents), model.clone());
-                let bytes = encode(3, &extents).expect("few writers");
-                prop_assert_eq!(decode(3, &bytes), Ok(extents.clone()));
+                let bytes = encode(3, AUTHOR, &extents).expect("few writers");
+                prop_assert_eq!(decode(3, AUTHOR, &bytes), Ok(extents.clone()));
             }
         }
 
         #[test]
         fn altered_index_is_refused(at in 0_usize..400, bit in 0_u8..8, len in 0_usize..400) {
             let extents = merge(&[], &changes(&[(1, 4, false), (0, 64, false)], &mut 0));
-            let good = encode(3, &extents).expect("few writers");
+            let good = encode(3, AUTHOR, &extents).expect("few writers");
             let mut bad = good.clone();
             let place = at % bad.len();
             bad[place] ^= 1 << bit;
-            prop_assert!(decode(3, &bad).is_err());
-            prop_assert!(decode(3, &good[..len % good.len()]).is_err());
-            prop_assert!(decode(4, &good).is_err());
+            prop_assert!(decode(3, AUTHOR, &bad).is_err());
+            prop_assert!(decode(3, AUTHOR, &good[..len % good.len()]).is_err());
+            prop_assert!(decode(4, AUTHOR, &good).is_err());
+            prop_assert!(decode(3, WriterId([8; 16]), &good).is_err());
         }
 
         /// With the right checksum, so that the later checks are reached.
@@ -314,14 +323,14 @@ pub(crate) mod tests {
             edits in prop::collection::vec((0_usize..400, any::<u8>()), 1..6)
         ) {
             let extents = merge(&[], &changes(&[(1, 4, false), (0, 64, false)], &mut 0));
-            let mut bytes = encode(3, &extents).expect("few writers");
+            let mut bytes = encode(3, AUTHOR, &extents).expect("few writers");
             let body = bytes.len() - 32;
             for (at, value) in edits {
                 bytes[at % body] = value;
             }
             let checksum = Checksum::of(&bytes[..body]);
             bytes[body..].copy_from_slice(&checksum.0);
-            if let Ok(extents) = decode(3, &bytes) {
+            if let Ok(extents) = decode(3, AUTHOR, &bytes) {
                 let mut end = 0;
                 for extent in extents {
                     prop_assert!(extent.first >= end && extent.end() <= RANGE_BLOCKS);

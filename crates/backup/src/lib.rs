@@ -5,7 +5,8 @@
 //! - objects never change, except the head, which is replaced by compare-and-set and is the commit
 //!   point of backups and prunes;
 //! - what is restored has the right checksums, or the restore fails;
-//! - bytes of the store are hostile: bounded and checked before they are used.
+//! - bytes of the store are hostile: bounded and checked before they are used;
+//! - a prefix is encrypted from its first object on, or never.
 
 mod assemble;
 mod backup;
@@ -18,13 +19,16 @@ mod piece;
 mod pieces;
 mod plan;
 pub mod prune;
+mod reader;
 mod repository;
 mod restore;
+pub mod seal;
 pub mod verify;
 
 pub use backup::{SnapshotSource, back_up};
 pub use error::BackupError;
 pub use plan::{Plan, plan};
+pub use reader::{BackupReader, Run};
 pub use repository::{Options, Repository};
 pub use restore::{Chunk, Restore};
 

@@ -31,6 +31,9 @@ pub const INDEX_WRITERS_MAX: usize = 30_000;
 /// Longest index object, in bytes.
 pub const INDEX_BYTES_MAX: usize = 8 << 20;
 
+/// Longest object of an index, which may be sealed, in bytes.
+pub const INDEX_OBJECT_BYTES_MAX: usize = INDEX_BYTES_MAX + crate::seal::SEAL_BYTES as usize;
+
 /// Longest manifest, in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 64 << 20;
 
@@ -57,6 +60,12 @@ pub const DOWNLOADS_MAX: usize = 4;
 
 /// Plain bytes of the pieces that are downloaded together.
 pub const WINDOW_BYTES_MAX: usize = 8 << 20;
+
+/// Indexes that a reader keeps in memory: at most 12 MiB each.
+pub const INDEXES_CACHED: usize = 8;
+
+/// Pieces that a reader keeps in memory: at most 256 KiB each, 64 MiB in all.
+pub const PIECES_CACHED: usize = 256;
 
 /// Longest gap between two pieces that a request reads, in bytes.
 pub const GAP_BYTES_MAX: u32 = 128 << 10;

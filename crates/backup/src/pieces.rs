@@ -7,19 +7,21 @@ use crate::index::PieceRef;
 use crate::limits::GAP_BYTES_MAX;
 use crate::piece::load;
 use crate::repository::{Repository, pack_name};
+use crate::seal::{Place, SEAL_BYTES};
 
 /// Contents of pieces, or the reason why one has none.
 pub(crate) type Pieces = BTreeMap<PieceRef, Result<Vec<u8>, BackupError>>;
 
-fn end(piece: &PieceRef) -> u32 {
-    piece.offset + piece.stored
+/// End of a piece, of which `sealed` bytes are a seal.
+fn end(piece: &PieceRef, sealed: u32) -> u32 {
+    piece.offset.saturating_add(piece.stored).saturating_add(sealed)
 }
 
 /// Pieces that one request reads: sorted, in one pack.
 fn spans(sorted: &[PieceRef]) -> impl Iterator<Item = &[PieceRef]> {
     sorted.chunk_by(|one, next| {
         let is_same_pack = (one.writer, one.pack) == (next.writer, next.pack);
-        is_same_pack && next.offset <= end(one).saturating_add(GAP_BYTES_MAX)
+        is_same_pack && next.offset <= end(one, SEAL_BYTES).saturating_add(GAP_BYTES_MAX)
     })
 }
 
@@ -30,11 +32,20 @@ async fn read_span(
 ) -> Result<(), BackupError> {
     let name = pack_name(span[0].writer, span[0].pack);
     let from = span[0].offset;
-    let to = span.iter().map(end).max().unwrap_or(from);
+    let key = repository.prefix_key().await?;
+    let sealed = if key.is_some() { SEAL_BYTES } else { 0 };
+    let to = span.iter().map(|piece| end(piece, sealed)).max().unwrap_or(from);
     let bytes = repository.get_part(&name, from, to - from).await?;
     for piece in span {
-        let stored = &bytes[(piece.offset - from) as usize..(end(piece) - from) as usize];
-        let content = load(piece, stored).map_err(|problem| {
+        let stored = &bytes[(piece.offset - from) as usize..(end(piece, sealed) - from) as usize];
+        let place = Place::Piece(piece.pack, piece.offset);
+        let content = match key {
+            Some(key) => {
+                key.open(piece.writer, place, stored).and_then(|stored| load(piece, &stored))
+            }
+            None => load(piece, stored),
+        };
+        let content = content.map_err(|problem| {
             let problem = format!("{problem} ({} bytes at {})", piece.stored, piece.offset);
             repository.damaged(&name, problem)
         });

@@ -1,9 +1,10 @@
 //! Prune: removal of backups from the head, and deletion of objects that no backup needs.
 //!
-//! The head is replaced first. Then the folders of writers are listed, the head is read again, and
-//! only listed objects are deleted that this head needs neither for a backup, nor for the base of
-//! an unfinished one, nor for its writers. A backup that begins later has a new folder, and uses
-//! only objects of backups that this head lists. A backup that was abandoned cannot be committed.
+//! The folders of writers are listed first. Then the head is replaced, on condition that it is the
+//! one that was read, and only listed objects are deleted that this head needs neither for a
+//! backup, nor for the base of an unfinished one, nor for its writers. A backup that begins later
+//! has a new folder, and uses only objects of backups that this head lists. A backup that was
+//! abandoned cannot be committed.
 //! So a prune can be interrupted at each request, and can run beside backups and other prunes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,14 +112,13 @@ pub async fn prune(repository: &Repository, plan: &PrunePlan) -> Result<Unneeded
         return Ok(Unneeded::default());
     }
     repository.probe().await?;
-    let change = |head: &mut Head| match apply(head, plan) {
-        true => Ok(HeadChange::Store(())),
-        false => Ok(HeadChange::Keep(())),
-    };
-    repository.change_head(change).await?;
     let listed = Listed::read(repository).await?;
-    let head = repository.head().await?;
-    let head = head.ok_or_else(|| repository.damaged("head.json", "it was deleted meanwhile"))?;
+    let change = |head: &mut Head| {
+        apply(head, plan);
+        // Also an unchanged head: a store may have answered with an old one.
+        Ok(HeadChange::Store(head.clone()))
+    };
+    let head = repository.change_head(change).await?;
     sweep(repository, &listed, &head, true).await
 }
 

@@ -11,9 +11,10 @@
 //! object but the head is written by one process with one content, so that a repetition is safe; a
 //! change of the head looks first whether it was made.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use flagstone_pool::WrappingKey;
 use futures_util::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{
@@ -23,12 +24,15 @@ use object_store::{
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{sleep, timeout};
 
-use crate::document::{BackupEntry, Head, Manifest};
+use crate::document::{BackupEntry, Head, Manifest, SnapshotIdentity};
 use crate::error::BackupError;
 use crate::id::{Checksum, WriterId};
+use crate::index::Extent;
 use crate::limits::{
-    HEAD_BYTES_MAX, HEAD_TRIES_MAX, LISTED_MAX, MANIFEST_BYTES_MAX, REQUEST_S, TRIES_MAX,
+    HEAD_BYTES_MAX, HEAD_TRIES_MAX, INDEX_OBJECT_BYTES_MAX, LISTED_MAX, MANIFEST_BYTES_MAX,
+    REQUEST_S, TRIES_MAX,
 };
+use crate::seal::{Place, PrefixKey};
 
 const HEAD: &str = "head.json";
 const PROBE: &str = "probe";
@@ -43,6 +47,8 @@ pub struct Options {
     pub pause: Duration,
     /// Seconds since 1970.
     pub now: fn() -> u64,
+    /// Key of the operator: a new prefix is encrypted, and an encrypted one can be read.
+    pub key: Option<WrappingKey>,
     /// Receives messages about requests that are repeated.
     pub notify: Box<dyn Fn(&str) + Send + Sync>,
 }
@@ -51,7 +57,8 @@ impl Options {
     /// Usual surroundings, and this receiver of messages.
     pub fn new(notify: impl Fn(&str) + Send + Sync + 'static) -> Options {
         let now = || clock_gettime(ClockId::Realtime).tv_sec.try_into().unwrap_or_default();
-        Options { pause: Duration::from_millis(250), now, notify: Box::new(notify) }
+        let pause = Duration::from_millis(250);
+        Options { pause, now, key: None, notify: Box::new(notify) }
     }
 }
 
@@ -60,6 +67,18 @@ pub struct Repository {
     store: Arc<dyn ObjectStore>,
     prefix: String,
     options: Options,
+    /// Known from the first head on.
+    encryption: OnceLock<Encryption>,
+}
+
+/// Encryption of a prefix.
+#[derive(Debug)]
+enum Encryption {
+    /// Not encrypted.
+    Off,
+    /// Encrypted, and no key was given.
+    Locked,
+    On(PrefixKey),
 }
 
 /// Outcome of a change of the head.
@@ -109,7 +128,7 @@ async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T
 impl Repository {
     /// The objects below `prefix`. Sends nothing.
     pub fn new(store: Arc<dyn ObjectStore>, prefix: &str, options: Options) -> Repository {
-        Repository { store, prefix: prefix.to_owned(), options }
+        Repository { store, prefix: prefix.to_owned(), options, encryption: OnceLock::new() }
     }
 
     /// Seconds since 1970.
@@ -303,12 +322,80 @@ impl Repository {
         Ok(names.collect())
     }
 
+    fn key_problem(&self, problem: &'static str) -> BackupError {
+        BackupError::Key { prefix: self.prefix.clone(), problem }
+    }
+
+    /// Learns the encryption from a head of the store.
+    fn settle(&self, head: &Head) -> Result<(), BackupError> {
+        let is_same = match (self.encryption.get(), &head.encryption, &self.options.key) {
+            // Another command may have changed the operator's key; that of the prefix stays.
+            (Some(known), now, _) => matches!(known, Encryption::Off) == now.is_none(),
+            (None, None, Some(_)) => {
+                return Err(self
+                    .key_problem("it is not encrypted: leave the key out, or give a new prefix"));
+            }
+            (None, None, None) => self.encryption.set(Encryption::Off).is_ok(),
+            (None, Some(_), None) => self.encryption.set(Encryption::Locked).is_ok(),
+            (None, Some(sealed), Some(key)) => {
+                let opened = sealed.open(key);
+                let opened =
+                    opened.ok_or_else(|| self.key_problem("it is encrypted with another key"))?;
+                self.encryption.set(Encryption::On(opened)).is_ok()
+            }
+        };
+        match is_same {
+            true => Ok(()),
+            false => Err(self.damaged(HEAD, "its encryption changed meanwhile")),
+        }
+    }
+
+    /// Key of an encrypted prefix; `None` for one that is not encrypted.
+    ///
+    /// # Errors
+    /// It is encrypted, and no key was given; or there is no head.
+    pub(crate) async fn prefix_key(&self) -> Result<Option<&PrefixKey>, BackupError> {
+        if self.encryption.get().is_none() {
+            self.checked_head().await?;
+        }
+        match self.encryption.get() {
+            Some(Encryption::Off) => Ok(None),
+            Some(Encryption::On(key)) => Ok(Some(key)),
+            Some(Encryption::Locked) => {
+                Err(self.key_problem("it is encrypted: give --backup-key-file"))
+            }
+            None => Err(BackupError::Missing { object: self.shown(HEAD) }),
+        }
+    }
+
+    /// Seals the key of an encrypted prefix with another key of the operator.
+    ///
+    /// # Errors
+    /// The prefix is not encrypted, the key of these options is wrong, or the store fails.
+    pub async fn change_key(&self, next: &WrappingKey) -> Result<(), BackupError> {
+        if self.head().await?.is_none() {
+            return Err(BackupError::Missing { object: self.shown(HEAD) });
+        }
+        let key = self.prefix_key().await?;
+        let key = key.ok_or_else(|| self.key_problem("it is not encrypted"))?;
+        let sealed = key.seal_with(next);
+        let change = |head: &mut Head| match head.encryption == Some(sealed) {
+            true => Ok(HeadChange::Keep(())),
+            false => {
+                head.encryption = Some(sealed);
+                Ok(HeadChange::Store(()))
+            }
+        };
+        self.change_head(change).await
+    }
+
     async fn stored_head(&self) -> Result<Option<(Head, UpdateVersion)>, BackupError> {
         let path = self.path(HEAD);
         let read = || self.read_once(&path, GetOptions::default(), HEAD_BYTES_MAX);
         match self.repeated("reading", HEAD, read).await {
             Ok((Some(bytes), version)) => {
                 let head = Head::decode(&bytes).map_err(|problem| self.damaged(HEAD, problem))?;
+                self.settle(&head)?;
                 Ok(Some((head, version)))
             }
             Ok((None, _)) => Err(self.damaged(HEAD, "it is too long")),
@@ -348,7 +435,9 @@ impl Repository {
             let (mut head, mode) = match self.checked_head().await? {
                 Some((head, version)) => (head, PutMode::Update(version)),
                 None => {
-                    (Head { format: crate::document::FORMAT, ..Head::default() }, PutMode::Create)
+                    let key = self.options.key.as_ref();
+                    let encryption = key.map(|key| PrefixKey::random().seal_with(key));
+                    (Head::empty(encryption), PutMode::Create)
                 }
             };
             let outcome = match change(&mut head)? {
@@ -368,7 +457,10 @@ impl Repository {
             let options = PutOptions { mode, ..PutOptions::default() };
             let put = self.store.put_opts(&path, bytes.into(), options);
             match in_time(put).await {
-                Ok(_) => return Ok(outcome),
+                Ok(_) => {
+                    self.settle(&head)?;
+                    return Ok(outcome);
+                }
                 Err(
                     Error::Precondition { .. }
                     | Error::AlreadyExists { .. }
@@ -417,6 +509,9 @@ impl Repository {
     /// It is missing or damaged, or the store fails.
     pub async fn manifest(&self, entry: &BackupEntry) -> Result<Manifest, BackupError> {
         let name = manifest_name(entry.id);
+        if let Some(Encryption::On(key)) = self.encryption.get() {
+            key.check_entry(entry).map_err(|problem| self.damaged(HEAD, problem))?;
+        }
         let bytes = self.get(&name, MANIFEST_BYTES_MAX).await?;
         Manifest::decode(entry, &bytes).map_err(|problem| self.damaged(&name, problem))
     }
@@ -426,34 +521,47 @@ impl Repository {
         &self,
         manifest: &Manifest,
         range: u32,
-    ) -> Result<Vec<crate::index::Extent>, BackupError> {
+    ) -> Result<Vec<Extent>, BackupError> {
         let Some(entry) = manifest.range(range) else { return Ok(Vec::new()) };
         let writer = manifest.writer(entry.writer).expect("a manifest is checked");
         let name = index_name(writer, range);
-        let bytes = self.get(&name, crate::limits::INDEX_BYTES_MAX).await?;
+        let bytes = self.get(&name, INDEX_OBJECT_BYTES_MAX).await?;
         if bytes.len() as u64 != entry.index_bytes || Checksum::of(&bytes) != entry.index_sha256 {
             return Err(self.damaged(&name, "its length or its checksum is wrong"));
         }
-        let extents = crate::index::decode(range, &bytes);
-        let extents = extents.map_err(|problem| self.damaged(&name, problem))?;
-        self.check_end(manifest, range, &extents)?;
+        let extents = self.decode_index(writer, range, &bytes).await?;
+        self.check_end(&manifest.snapshot, (writer, range), &extents)?;
         Ok(extents)
     }
 
-    /// Checks that the extents of an index are within the volume of a backup that has the index.
+    /// Decodes the index object of a writer.
+    pub(crate) async fn decode_index(
+        &self,
+        writer: WriterId,
+        range: u32,
+        bytes: &[u8],
+    ) -> Result<Vec<Extent>, BackupError> {
+        let decoded = match self.prefix_key().await? {
+            Some(key) => key
+                .open(writer, Place::Index(range), bytes)
+                .and_then(|index| crate::index::decode(range, writer, &index)),
+            None => crate::index::decode(range, writer, bytes),
+        };
+        decoded.map_err(|problem| self.damaged(&index_name(writer, range), problem))
+    }
+
+    /// Checks that the extents of a writer's index are within a volume that has it.
     pub(crate) fn check_end(
         &self,
-        manifest: &Manifest,
-        range: u32,
-        extents: &[crate::index::Extent],
+        snapshot: &SnapshotIdentity,
+        (writer, range): (WriterId, u32),
+        extents: &[Extent],
     ) -> Result<(), BackupError> {
         let start = u64::from(range) * crate::limits::RANGE_BYTES;
         let end = extents.last().map_or(0, |last| u64::from(last.first + last.blocks));
-        if start + end * crate::limits::BLOCK_BYTES <= manifest.snapshot.size_bytes {
+        if start + end * crate::limits::BLOCK_BYTES <= snapshot.size_bytes {
             return Ok(());
         }
-        let writer = manifest.range(range).and_then(|entry| manifest.writer(entry.writer));
-        let name = index_name(writer.unwrap_or_default(), range);
-        Err(self.damaged(&name, "an extent is beyond the end of the volume"))
+        Err(self.damaged(&index_name(writer, range), "an extent is beyond the end of the volume"))
     }
 }

@@ -1,9 +1,11 @@
 //! Histories of snapshots through a store in memory that fails at any request.
 
+mod encrypted;
 mod fake;
 
 use std::sync::Arc;
 
+use flagstone_pool::WrappingKey;
 use flagstone_runtime::rng::Rng;
 use object_store::memory::InMemory;
 
@@ -13,11 +15,18 @@ use crate::prune::{PrunePlan, Retention, plan_prune, prune};
 use crate::repository::HeadChange;
 use crate::tests::fake::{Fault, FaultyStore, History, Stream, run};
 use crate::verify::verify;
-use crate::{BackupError, Options, Plan, Repository, Restore, back_up, plan};
+use crate::{BackupError, BackupReader, Options, Plan, Repository, Restore, back_up, plan};
 
 fn repository(store: Arc<dyn object_store::ObjectStore>) -> Arc<Repository> {
+    repository_with(store, None)
+}
+
+fn repository_with(
+    store: Arc<dyn object_store::ObjectStore>,
+    key: Option<WrappingKey>,
+) -> Arc<Repository> {
     let pause = std::time::Duration::ZERO;
-    let options = Options { pause, now: || 1_000_000, notify: Box::new(|_| ()) };
+    let options = Options { pause, now: || 1_000_000, key, notify: Box::new(|_| ()) };
     Arc::new(Repository::new(store, "zone/db", options))
 }
 
@@ -63,6 +72,37 @@ async fn restored(
     }
 }
 
+/// Reads of random ranges, and the runs of data.
+async fn check_reader(repository: &Arc<Repository>, entry: &BackupEntry, content: &[u8]) {
+    let reader = BackupReader::open(repository.clone(), entry).await.expect("a manifest");
+    let mut rng = Rng::new(entry.completed_seconds ^ entry.snapshot.source);
+    let blocks = content.len() as u64 / BLOCK_BYTES;
+    for _ in 0..40 {
+        let first = rng.below(blocks);
+        let count = 1 + rng.below((blocks - first).min(200));
+        let (offset, len) = (first * BLOCK_BYTES, count * BLOCK_BYTES);
+        let mut out = vec![7; len as usize];
+        reader.read(offset, &mut out).await.expect("it is whole");
+        assert!(out == content[offset as usize..][..len as usize], "{offset} {len}");
+        let max = 1 + rng.below(6) as usize;
+        let runs = reader.runs(offset, len, max).await.expect("it is whole");
+        assert!((1..=max).contains(&runs.len()));
+        let mut at = offset;
+        for run in &runs {
+            let part = &content[at as usize..][..run.len as usize];
+            assert!(!run.is_hole || part.iter().all(|byte| *byte == 0), "{at} {run:?}");
+            at += run.len;
+        }
+        assert!(at <= offset + len && (runs.len() == max || at == offset + len), "{runs:?}");
+    }
+    let end = content.len() as u64;
+    let mut out = vec![0; BLOCK_BYTES as usize];
+    for offset in [end, end - BLOCK_BYTES + 512, u64::MAX - BLOCK_BYTES + 1] {
+        assert!(reader.read(offset, &mut out).await.is_err());
+        assert!(reader.runs(offset, BLOCK_BYTES, 9).await.is_err());
+    }
+}
+
 async fn check_all(repository: &Arc<Repository>, history: &History) {
     let head = repository.head().await.expect("a head").unwrap_or_default();
     for quick in [false, true] {
@@ -72,6 +112,7 @@ async fn check_all(repository: &Arc<Repository>, history: &History) {
     for entry in &head.backups {
         let volume = restored(repository, entry).await.expect("it can be restored");
         assert!(volume == history.content(&entry.snapshot), "{}", entry.snapshot.full_name());
+        check_reader(repository, entry, &volume).await;
     }
 }
 
@@ -80,7 +121,8 @@ fn random_histories_are_restored() {
     for seed in 0..12 {
         run(async move {
             let mut history = History::new(seed, if seed % 4 == 0 { RANGE_BYTES } else { 0 });
-            let repository = repository(Arc::new(InMemory::new()));
+            let key = seed.is_multiple_of(2).then(|| WrappingKey::from_bytes(&[1; 32]));
+            let repository = repository_with(Arc::new(InMemory::new()), key);
             let mut rng = Rng::new(seed);
             for _ in 0..6 {
                 let number = history.snapshot(rng.below(40) as usize);
@@ -191,6 +233,47 @@ fn interrupted_prune_keeps_backups_and_no_orphans() {
 }
 
 /// A process stops before each of its requests, while a prune abandons its backup or does not.
+/// A store answers with the index of another backup while an interrupted one continues.
+#[test]
+fn continued_backup_refuses_the_index_of_another() {
+    let mut continued = 0;
+    for at in 0.. {
+        let (hit, found) = run(async move {
+            let mut history = History::new(5, RANGE_BYTES);
+            let store = Arc::new(FaultyStore::new());
+            let repository = repository(store.clone());
+            let first = history.snapshot(30);
+            let complete = command(&repository, &history, first).await.expect("no fault");
+            history.forget(first);
+            let second = history.snapshot(30);
+            store.fail(at, Fault::Before);
+            let made = command(&repository, &history, second).await;
+            let hit = store.heal();
+            let head = repository.head().await.unwrap().unwrap();
+            let Some(unfinished) = head.unfinished.first().filter(|_| made.is_err()) else {
+                return (hit, false);
+            };
+            let name = |writer| crate::repository::index_name(writer, 0);
+            let own = name(unfinished.writers[0]);
+            let has_index =
+                repository.get(&own, crate::limits::INDEX_OBJECT_BYTES_MAX).await.is_ok();
+            if has_index {
+                let other = name(complete.id);
+                let other = repository.get(&other, crate::limits::INDEX_OBJECT_BYTES_MAX).await;
+                repository.put(&own, other.expect("it exists")).await.expect("it is replaced");
+            }
+            command(&repository, &history, second).await.expect("no fault");
+            check_all(&repository, &history).await;
+            (hit, has_index)
+        });
+        continued += u32::from(found);
+        if !hit {
+            break;
+        }
+    }
+    assert!(continued > 0, "no interruption came after an index");
+}
+
 #[test]
 fn stale_writer_does_not_commit() {
     for abandon_after_s in [0, u64::MAX] {
@@ -361,6 +444,7 @@ fn hostile_documents_are_refused() {
 #[test]
 fn retention_keeps_by_count_or_age() {
     let entry = |volume: &str, created: u64| BackupEntry {
+        mac: None,
         id: crate::id::WriterId([created as u8; 16]),
         snapshot: SnapshotIdentity {
             volume: volume.to_owned(),

@@ -21,7 +21,8 @@ use crate::repository::{DATA, Repository, index_name, pack_name};
 pub struct Damage {
     /// What is wrong, with the name of the object.
     pub problem: String,
-    /// Backups that cannot be restored in full.
+    /// Names of backups that cannot be restored in full, with their IDs if there are several of one
+    /// name.
     pub backups: Vec<String>,
 }
 
@@ -130,8 +131,13 @@ impl Verification<'_> {
             }
             self.found.retain(|(_, affected)| !affected.is_empty());
         }
+        // Several backups of a snapshot have one name.
+        let named = |id: WriterId, name: String| {
+            let same = selected.iter().filter(|entry| entry.snapshot.full_name() == name);
+            if same.count() > 1 { format!("{name}, ID {id}") } else { name }
+        };
         let damage = |(problem, affected): (String, Vec<Affected>)| {
-            let backups = affected.into_iter().map(|(_, name)| name).collect();
+            let backups = affected.into_iter().map(|(id, name)| named(id, name)).collect();
             Damage { problem, backups }
         };
         Ok(VerifyReport {
@@ -206,7 +212,9 @@ impl Verification<'_> {
             let mut beyond = Vec::new();
             places.retain(|place| {
                 let manifest = &self.manifests[*place as usize];
-                let checked = self.repository.check_end(manifest, range, &extents);
+                let author = manifest.range(range).and_then(|entry| manifest.writer(entry.writer));
+                let index = (author.unwrap_or_default(), range);
+                let checked = self.repository.check_end(&manifest.snapshot, index, &extents);
                 let is_within = checked.is_ok();
                 beyond.extend(checked.err().map(|error| (*place, error.to_string())));
                 is_within

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
 use flagstone_pool::Compression;
+use flagstone_runtime::net::Address;
 use flagstone_units::parse_duration;
 
 use crate::status::server::ApiArgs;
@@ -25,6 +26,10 @@ pub(crate) enum BackupCommand {
     Prune(PruneArgs),
     /// Restore a backup: to a pool through a running server, or to a file without one
     Restore(RestoreArgs),
+    /// Serve a backup as a read-only NBD export, straight from the store, until Ctrl-C
+    Serve(ServeBackupArgs),
+    /// Replace the key file of encrypted backups
+    ChangeKey(ChangeKeyArgs),
 }
 
 /// An object store.
@@ -50,6 +55,10 @@ pub(crate) struct StoreArgs {
     /// Authorities that issued the store's certificate, as PEM; this machine's if not given
     #[arg(long, value_name = "FILE")]
     pub(crate) store_ca_file: Option<PathBuf>,
+    /// File with the key of encrypted backups, from flagstone key generate FILE --volume. The first
+    /// backup decides whether those of the prefix are encrypted
+    #[arg(long, value_name = "FILE")]
+    pub(crate) backup_key_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -61,11 +70,47 @@ pub(crate) struct MakeBackupArgs {
     /// Store everything, and use no earlier backup
     #[arg(long)]
     pub(crate) full: bool,
+    /// Store a volume that is encrypted at rest without encryption
+    #[arg(long, conflicts_with = "backup_key_file")]
+    pub(crate) plaintext: bool,
     /// Print a JSON document
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServeBackupArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// VOLUME@SNAPSHOT or ID of the backup
+    pub(crate) backup: String,
+    /// Address of this machine, or path of a Unix socket
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10809")]
+    #[arg(value_parser = super::serve::local_address)]
+    pub(crate) listen: Address,
+    /// Name of the export; that of the volume if not given
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Print a JSON document with the URI
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ChangeKeyArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// File with the next key, which replaces that of --backup-key-file
+    #[arg(long, value_name = "FILE", requires = "backup_key_file")]
+    pub(crate) new_key_file: PathBuf,
+    /// Check both keys, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print a JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Clone, Args)]

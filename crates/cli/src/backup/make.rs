@@ -110,6 +110,29 @@ impl SnapshotSource for ServerSource {
     }
 }
 
+/// Refuses to store a volume that is encrypted at rest without encryption, unless it is asked for.
+fn check_encryption(
+    args: &MakeBackupArgs,
+    snapshots: &SnapshotsDocument,
+    head: &Head,
+) -> Result<(), Failure> {
+    let mut named = snapshots.snapshots.iter().filter(|snapshot| snapshot.name == args.name);
+    let is_plain = head.encryption.is_none() && args.store.backup_key_file.is_none();
+    if args.plaintext || !is_plain || named.clone().any(|snapshot| !snapshot.encrypted) {
+        return Ok(());
+    }
+    if named.next().is_none() {
+        return Err(Failure::failed(format!("there is no snapshot {}", args.name)));
+    }
+    let volume = args.name.split('@').next().unwrap_or_default();
+    let prefix = if head.backups.is_empty() { "" } else { " and another prefix" };
+    Err(Failure::failed(format!(
+        "volume {volume} is encrypted at rest, and backups in {} are not: give \
+         --backup-key-file{prefix}, or --plaintext",
+        args.store.url
+    )))
+}
+
 fn choose(
     args: &MakeBackupArgs,
     server: &mut ApiClient,
@@ -117,6 +140,7 @@ fn choose(
     snapshot: &SnapshotIdentity,
 ) -> Result<(Plan, Option<String>), Failure> {
     let snapshots: SnapshotsDocument = server.get("/v1/snapshots")?;
+    check_encryption(args, &snapshots, head)?;
     let mut since = None;
     let chosen = plan(head, snapshot, args.full, |entry| {
         since = name_in_pool(server, &snapshots, entry)?;

@@ -4,6 +4,7 @@
 pub(crate) mod args;
 mod make;
 mod restore;
+mod serve;
 mod show;
 
 use std::path::Path;
@@ -17,17 +18,25 @@ use flagstone_backup::verify::verify;
 use flagstone_backup::{BackupError, Options, Repository};
 use flagstone_config::BucketOptions;
 use flagstone_objects::ClientOptions;
+use flagstone_pool::WrappingKey;
 use flagstone_server::http::tls::store_client_config;
+use flagstone_stack::private_file;
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
-use args::{BackupArgs, BackupCommand, ListBackupsArgs, PruneArgs, StoreArgs, VerifyBackupsArgs};
+use args::{
+    BackupArgs, BackupCommand, ChangeKeyArgs, ListBackupsArgs, PruneArgs, StoreArgs,
+    VerifyBackupsArgs,
+};
 
 use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::{complain, print, progress_bar};
 
 pub(crate) use make::make;
+
+/// Longest key file, in bytes.
+const KEY_FILE_BYTES: u64 = 256;
 
 /// Names of backups that a message lists.
 const NAMES_SHOWN: usize = 20;
@@ -44,6 +53,19 @@ struct Session {
     runtime: Runtime,
     repository: Arc<Repository>,
     url: String,
+}
+
+/// Reads a key file.
+fn read_key(path: &Path) -> Result<WrappingKey, Failure> {
+    let failed = |why: String| Failure::failed(format!("{}: {why}", path.display()));
+    let text = private_file::read(path, KEY_FILE_BYTES).map_err(|why| failed(why.to_string()))?;
+    WrappingKey::parse(&text).ok_or_else(|| {
+        failed(
+            "it has no 64 hexadecimal digits or Base64 of 32 bytes: flagstone key generate FILE \
+             --volume writes a new key"
+                .to_owned(),
+        )
+    })
 }
 
 fn tls(ca_file: Option<&Path>) -> std::io::Result<rustls::ClientConfig> {
@@ -69,7 +91,8 @@ impl Session {
         let client = flagstone_objects::connect(&settings, secret, options);
         let store = client.map_err(Failure::failed)?.store;
         let prefix = &settings.object_store.prefix;
-        let options = Options::new(|text| complain(&format!("flagstone: {text}\n")));
+        let mut options = Options::new(|text| complain(&format!("flagstone: {text}\n")));
+        options.key = args.backup_key_file.as_deref().map(read_key).transpose()?;
         let repository = Arc::new(Repository::new(Arc::from(store), prefix, options));
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Failure::failed)?;
@@ -115,12 +138,27 @@ fn find<'a>(head: &'a Head, name: &str) -> Result<&'a BackupEntry, Failure> {
     )))
 }
 
+/// The backup with this ID, or the only one with this name: one of several may be damaged.
+fn find_one<'a>(head: &'a Head, name: &str) -> Result<&'a BackupEntry, Failure> {
+    let named = head.backups.iter().filter(|entry| entry.snapshot.full_name() == name);
+    let ids: Vec<String> = named.take(NAMES_SHOWN).map(show::with_id).collect();
+    if ids.len() < 2 {
+        return find(head, name);
+    }
+    Err(Failure::failed(format!(
+        "there are several backups of {name}: give the ID of one: {}",
+        ids.join(", ")
+    )))
+}
+
 pub(crate) fn run(args: &BackupArgs) -> Result<Exit, Failure> {
     match &args.command {
         BackupCommand::List(args) => list(args),
         BackupCommand::Verify(args) => run_verify(args),
         BackupCommand::Prune(args) => run_prune(args),
         BackupCommand::Restore(args) => restore::run(args),
+        BackupCommand::Serve(args) => serve::run(args),
+        BackupCommand::ChangeKey(args) => change_key(args),
     }
 }
 
@@ -143,9 +181,32 @@ fn list(args: &ListBackupsArgs) -> Result<Exit, Failure> {
                     })
                 })
                 .collect();
-            crate::output::json(&json!({"backups": head.backups, "unfinished": unfinished}))
+            crate::output::json(&json!({
+                "encrypted": head.encryption.is_some(),
+                "backups": head.backups,
+                "unfinished": unfinished,
+            }))
         }
         false => show::list(&head, &session.url),
+    };
+    Ok(print(&text, Exit::Success))
+}
+
+fn change_key(args: &ChangeKeyArgs) -> Result<Exit, Failure> {
+    let next = read_key(&args.new_key_file)?;
+    let session = Session::open(&args.store)?;
+    // It fails with a wrong key, and without backups.
+    if session.head()?.encryption.is_none() {
+        return Err(Failure::failed(format!("{} is not encrypted", session.url)));
+    }
+    if !args.dry_run {
+        session.runtime.block_on(session.repository.change_key(&next))?;
+    }
+    let (verb, file) = (if args.dry_run { "would need" } else { "need" }, &args.new_key_file);
+    let outcome = format!("the backups of {} {verb} the key in {}", session.url, file.display());
+    let text = match args.json {
+        true => crate::output::json(&json!({"outcome": outcome, "dry_run": args.dry_run})),
+        false => outcome + "\n",
     };
     Ok(print(&text, Exit::Success))
 }
@@ -181,7 +242,7 @@ fn run_prune(args: &PruneArgs) -> Result<Exit, Failure> {
     let head = session.head()?;
     let mut remove = Vec::new();
     for name in &args.remove {
-        remove.push(find(&head, name)?.id);
+        remove.push(find_one(&head, name)?.id);
     }
     let retention = Retention {
         volume: args.volume.clone(),
@@ -241,9 +302,13 @@ mod tests {
             space: Default::default(),
             manifest_bytes: 0,
             manifest_sha256: Default::default(),
+            mac: None,
         };
         let one = Head { backups: vec![entry(1, 7), entry(2, 7)], ..Head::default() };
         assert_eq!(find(&one, "db@a").ok().map(|entry| entry.id), Some(WriterId([2; 16])));
+        assert!(find_one(&one, "db@a").is_err(), "one of them may be damaged");
+        let id = WriterId([1; 16]).to_string();
+        assert_eq!(find_one(&one, &id).ok().map(|entry| entry.id), Some(WriterId([1; 16])));
         let two = Head { backups: vec![entry(1, 7), entry(2, 8)], ..Head::default() };
         let Err(Failure(_, text)) = find(&two, "db@a") else { panic!("it is ambiguous") };
         for id in [1, 2] {

@@ -22,8 +22,14 @@ pub const KEY_BYTES: usize = 32;
 /// Length of a wrapped data key, in bytes: version, nonce, encrypted key, tag.
 pub const WRAPPED_BYTES: usize = 1 + NONCE_BYTES + XTS_KEY_BYTES + TAG_BYTES;
 
-const NONCE_BYTES: usize = 12;
-const TAG_BYTES: usize = 16;
+/// Length of a nonce of AES-256-GCM, in bytes.
+pub const NONCE_BYTES: usize = 12;
+
+/// Length of a tag of AES-256-GCM, in bytes.
+pub const TAG_BYTES: usize = 16;
+
+/// Length of the associated data of a sealed key, in bytes: a label, and an identifier.
+pub const ASSOCIATED_BYTES: usize = 32;
 
 /// First byte of a wrapped key: an XTS-AES-256 key in AES-256-GCM.
 const WRAPPED_VERSION: u8 = 1;
@@ -57,6 +63,47 @@ impl WrappingKey {
         (decoded == KEY_BYTES).then_some(key)
     }
 
+    /// Encrypts `secret` with AES-256-GCM and this nonce, which this key must not have had before.
+    /// It opens only with the same associated data.
+    pub fn seal(
+        &self,
+        associated: &[u8; ASSOCIATED_BYTES],
+        nonce: [u8; NONCE_BYTES],
+        secret: &mut [u8],
+    ) -> [u8; TAG_BYTES] {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let sealed =
+            self.sealing().seal_in_place_separate_tag(nonce, Aad::from(associated), secret);
+        let mut tag = [0; TAG_BYTES];
+        tag.copy_from_slice(sealed.expect("the input is short").as_ref());
+        tag
+    }
+
+    /// Decrypts what [`WrappingKey::seal`] encrypted, with its tag at the end. `None` with another
+    /// key, associated data or nonce, or if a bit differs.
+    pub fn open<'a>(
+        &self,
+        associated: &[u8; ASSOCIATED_BYTES],
+        nonce: [u8; NONCE_BYTES],
+        sealed: &'a mut [u8],
+    ) -> Option<&'a [u8]> {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let opened = self.sealing().open_in_place(nonce, Aad::from(associated), sealed).ok()?;
+        Some(opened)
+    }
+
+    /// The key with these bytes.
+    pub fn from_bytes(bytes: &[u8; KEY_BYTES]) -> WrappingKey {
+        let mut key = WrappingKey(Box::new(Zeroizing::new([0; KEY_BYTES])));
+        key.0.copy_from_slice(bytes);
+        key
+    }
+
+    /// Bytes of the key, which the caller keeps secret.
+    pub fn bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+
     fn sealing(&self) -> LessSafeKey {
         let key = UnboundKey::new(&AES_256_GCM, &self.0[..]);
         LessSafeKey::new(key.expect("the key has the length of the algorithm"))
@@ -76,11 +123,11 @@ impl fmt::Debug for WrappedKey {
     }
 }
 
-fn associated(pool: PoolId) -> Aad<[u8; 32]> {
-    let mut data = [0; 32];
+fn associated(pool: PoolId) -> [u8; ASSOCIATED_BYTES] {
+    let mut data = [0; ASSOCIATED_BYTES];
     data[..16].copy_from_slice(LABEL);
     data[16..].copy_from_slice(&pool.0);
-    Aad::from(data)
+    data
 }
 
 impl DataKey {
@@ -106,9 +153,7 @@ impl DataKey {
         head[1..1 + NONCE_BYTES].copy_from_slice(&nonce);
         let secret = &mut head[1 + NONCE_BYTES..];
         secret.copy_from_slice(&self.0[..]);
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let sealed = key.sealing().seal_in_place_separate_tag(nonce, associated(pool), secret);
-        tag.copy_from_slice(sealed.expect("the input is short").as_ref());
+        tag.copy_from_slice(&key.seal(&associated(pool), nonce, secret));
         WrappedKey(wrapped)
     }
 
@@ -127,8 +172,8 @@ impl WrappedKey {
         let (nonce, sealed) = self.0[1..].split_at(NONCE_BYTES);
         let mut opened = Zeroizing::new([0; XTS_KEY_BYTES + TAG_BYTES]);
         opened.copy_from_slice(sealed);
-        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-        let secret = key.sealing().open_in_place(nonce, associated(pool), &mut *opened).ok()?;
+        let nonce = nonce.try_into().ok()?;
+        let secret = key.open(&associated(pool), nonce, &mut *opened)?;
         let mut data = DataKey(Box::new(Zeroizing::new([0; XTS_KEY_BYTES])));
         data.0.copy_from_slice(secret);
         Some(data)

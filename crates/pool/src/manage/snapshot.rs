@@ -42,6 +42,8 @@ pub struct SnapshotInfo {
     pub size_bytes: u64,
     /// Mapped bytes, including those shared with other volumes and snapshots.
     pub referenced_bytes: u64,
+    /// Its data is encrypted at rest.
+    pub is_encrypted: bool,
     /// Volumes of which it is the origin.
     pub clones: Vec<String>,
     /// Volumes and snapshots whose parent is this snapshot. With more than one it cannot be
@@ -221,6 +223,7 @@ impl Pool {
                 created_s,
                 size_bytes: snapshot.blocks * BLOCK_BYTES as u64,
                 referenced_bytes: snapshot.mapped * BLOCK_BYTES as u64,
+                is_encrypted: volume_table.is_encrypted(snapshot.id),
                 clones: clones.remove(&snapshot.id).unwrap_or_default(),
                 users: users.remove(&snapshot.id).unwrap_or_default(),
             })

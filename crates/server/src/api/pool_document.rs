@@ -433,6 +433,9 @@ pub struct SnapshotDocument {
     pub size_bytes: u64,
     /// Space of the blocks that it has, most of which others may have too.
     pub referenced_bytes: u64,
+    /// Its data is encrypted at rest. The stream of it is not.
+    #[serde(default)]
+    pub encrypted: bool,
     /// Volumes that are clones of it.
     pub clones: Vec<String>,
 }

@@ -68,6 +68,7 @@ fn document(pool: String, info: SnapshotInfo) -> SnapshotDocument {
         created_seconds: info.created_s,
         size_bytes: info.size_bytes,
         referenced_bytes: info.referenced_bytes,
+        encrypted: info.is_encrypted,
         clones: info.clones,
     }
 }
