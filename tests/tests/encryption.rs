@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "the command line reads a stream from a file")]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +12,8 @@ use flagstone_tests::bucket::Bucket;
 use flagstone_tests::http::get;
 use flagstone_tests::pools::Bed;
 use flagstone_tests::process::until;
-use flagstone_tests::server::binary;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::{Server, binary};
 use flagstone_tests::tools::{have, run};
 use serde_json::Value;
 
@@ -90,6 +92,64 @@ fn send(bed: &Bed, snapshot: &str, file: &Path) {
     let output = bed.output(&format!("volume send {snapshot}"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     fs::write(file, output.stdout).expect("a file");
+}
+
+/// A pool on a server whose `key_command` prints files of a folder.
+fn bed_with_key_command() -> (Bed, PathBuf) {
+    let scratch = Scratch::new();
+    let keys = scratch.join("keys");
+    fs::create_dir(&keys).expect("a folder");
+    let script = scratch.join("key-command");
+    let text = format!("#!/bin/sh\nexec cat \"{}/$2\"\n", keys.display());
+    fs::write(&script, text).expect("a file");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("a mode");
+    let file = scratch.join("flagstone.toml");
+    let text = format!("[server]\nkey_command = [{script:?}, \"print\"]\n");
+    fs::write(&file, text).expect("a file");
+    let state = scratch.join("state");
+    let own = format!("own={}", scratch.disk("own", 16 << 20).display());
+    let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+    let arguments = [file.to_str().expect("UTF-8"), "--state", state.to_str().expect("UTF-8")];
+    let bed = Bed { server: Server::start_with(&[&own], &listeners, &arguments), scratch };
+    let device = bed.device("a");
+    bed.run(&format!("pool create fast {}", device.display()));
+    (bed, keys)
+}
+
+#[test]
+fn key_comes_from_a_command() {
+    if !have("encryption", &["qemu-io", "nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let (mut bed, keys) = bed_with_key_command();
+    let refused =
+        bed.refused("volume create db --pool fast --size 64MiB --encryption-key-file kms:db");
+    assert!(refused.contains("kms:db") && refused.contains("key-command"), "{refused}");
+    for name in ["kms:", "kms:-x", "kms:a b"] {
+        let mut command = Command::new(binary());
+        command.args(["volume", "create", "db", "--pool", "fast", "--size", "64MiB"]);
+        command.args(["--encryption-key-file", name, "--api"]).arg(bed.server.api());
+        assert_eq!(command.output().expect("flagstone runs").status.code(), Some(1), "{name}");
+    }
+    fs::rename(key(&bed, "key"), keys.join("db")).expect("renamed");
+    bed.run("volume create db --pool fast --size 64MiB --encryption-key-file kms:db");
+    fill(&bed, "db");
+    assert_eq!(encryption(&bed, "db")["key_file"], "kms:db");
+    bed.server.restart();
+    assert!(is_filled(&bed, "db"));
+    // Without an answer, the volume is locked until there is one.
+    fs::rename(keys.join("db"), keys.join("away")).expect("renamed");
+    bed.server.restart();
+    assert!(is_locked(&bed, "db"));
+    fs::rename(keys.join("away"), keys.join("db")).expect("renamed");
+    until_unlocked(&bed, "db");
+    assert!(is_filled(&bed, "db"));
+    // From the command to a file.
+    let file = key(&bed, "file");
+    bed.run(&format!("volume set db --encryption-key-file {}", file.display()));
+    fs::remove_file(keys.join("db")).expect("a key");
+    bed.server.restart();
+    assert!(is_filled(&bed, "db"));
 }
 
 /// Receives a stream from a file.
@@ -200,7 +260,7 @@ fn received_and_restored_volumes_are_encrypted() {
     let bucket = Bucket::start("encryption");
     if let Some(bucket) = &bucket {
         let store = bucket.backup_options("zone");
-        bed.run(&format!("volume backup db@a {store}"));
+        bed.run(&format!("volume backup db@a {store} --plaintext"));
         let restore = format!("backup restore {store} db@a restored --pool fast");
         bed.run(&format!("{restore} --compression lz4 {}", with(&second)));
         assert!(is_filled(&bed, "restored"));

@@ -86,7 +86,7 @@ fn add_or_removed(old: &[String], new: &[String], keys: &mut Vec<String>) {
 fn compare_servers(old: &ServerSettings, new: &ServerSettings, keys: &mut Vec<String>) {
     compare!(keys, "server", ServerSettings, old, new, {
         listen, cores, buffer_memory_bytes: buffer_memory, node, io_engine, busy_poll, api,
-        metrics, state, watchdog
+        metrics, state, watchdog, key_command
     }, compared_separately { nvme, nbd, api_tls });
     // A reload applies its files.
     let listen = |server: &ServerSettings| server.api_tls.as_ref().map(|tls| tls.listen);

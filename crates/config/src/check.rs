@@ -57,6 +57,7 @@ pub(crate) struct RawServer {
     pub(crate) metrics: Option<Located<Option<SocketAddr>>>,
     pub(crate) state: Option<Located<PathBuf>>,
     pub(crate) watchdog: Option<Located<PathBuf>>,
+    pub(crate) key_command: Vec<String>,
     pub(crate) nvme: Nvme,
     pub(crate) nbd: Nbd,
 }
@@ -538,6 +539,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ConfiguredListener>>) -> Se
         metrics: raw.metrics.and_then(|metrics| metrics.value),
         state: raw.state.map(|state| state.value),
         watchdog: raw.watchdog.map(|path| path.value),
+        key_command: raw.key_command,
         nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
         nbd: raw.nbd,
     }

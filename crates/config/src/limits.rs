@@ -111,8 +111,8 @@ pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
 pub const MAX_API_USERS: usize = 64;
 /// Members of an etcd cluster in `[arbiter]`. Clusters have up to seven.
 pub const MAX_ETCD_MEMBERS: usize = 9;
-/// Program and arguments of a `fence_command`.
-pub const MAX_FENCE_WORDS: usize = 32;
+/// Program and arguments of a command.
+pub const MAX_COMMAND_WORDS: usize = 32;
 /// Longest beginning of the keys in `[arbiter]`, in bytes.
 pub const MAX_ARBITER_PREFIX_BYTES: usize = 200;
 /// Longest name of a bucket in `[arbiter]`, in bytes: that of Google's with dots.

@@ -17,7 +17,7 @@ use super::profile::Catalogs;
 use super::read::{file_path, key_path};
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
-use crate::limits::{MAX_FENCE_WORDS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
+use crate::limits::{MAX_COMMAND_WORDS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
 use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
@@ -140,22 +140,26 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
     }
 }
 
-/// Program and arguments of `fence_command`; empty without one.
 fn fence_command(reader: &Reader<'_>) -> Vec<String> {
+    if reader.has("fence_timeout") && !reader.has("fence_command") {
+        let message = "`fence_timeout` has no effect without `fence_command`";
+        reader.report().error(&reader.key_place("fence_timeout"), message, "remove it");
+    }
+    command(reader, "fence_command")
+}
+
+/// Program and arguments of a command; empty without one.
+pub(crate) fn command(reader: &Reader<'_>, key: &str) -> Vec<String> {
     let word = |text: &str| match text.contains('\0') {
         true => Err("write no zero byte"),
         false => Ok(text.to_owned()),
     };
-    let key = "fence_command";
-    if reader.has("fence_timeout") && !reader.has(key) {
-        let message = "`fence_timeout` has no effect without `fence_command`";
-        reader.report().error(&reader.key_place("fence_timeout"), message, "remove it");
-    }
-    let Some(list) = reader.list(key, MAX_FENCE_WORDS, word) else { return Vec::new() };
+    let Some(list) = reader.list(key, MAX_COMMAND_WORDS, word) else { return Vec::new() };
     let program = list.entries.first().map_or("", |program| &program.value);
     if file_path(program).is_err() {
-        let help = "write [\"/usr/local/sbin/stop-machine\", \"ARGUMENT\"]";
-        reader.report().error(&list.place, "`fence_command` begins with no absolute path", help);
+        let help = "write [\"/usr/local/sbin/PROGRAM\", \"ARGUMENT\"]";
+        let message = format!("`{key}` begins with no absolute path");
+        reader.report().error(&list.place, message, help);
     }
     list.entries.into_iter().map(|word| word.value).collect()
 }

@@ -62,6 +62,8 @@ pub struct ServerSettings {
     pub state: Option<PathBuf>,
     /// Device that resets the machine when the server hangs; only with automatic failover.
     pub watchdog: Option<PathBuf>,
+    /// Program and arguments that print a key; empty without one.
+    pub key_command: Vec<String>,
     pub nvme: Nvme,
     pub nbd: Nbd,
 }

@@ -139,6 +139,7 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         metrics: reader.parsed("metrics", parse_metrics),
         state: reader.parsed("state", parse_state),
         watchdog: reader.parsed("watchdog", watchdog_path),
+        key_command: mirror::command(reader, "key_command"),
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }

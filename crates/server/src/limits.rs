@@ -73,6 +73,12 @@ pub const KEY_FILE_PATH_BYTES: usize = 4095;
 /// Names in a list of an answer, before the number of the others.
 pub const NAMES_SHOWN: usize = 16;
 
+/// Longest NAME of `kms:NAME`.
+pub const KEY_NAME_BYTES: usize = 128;
+
+/// Time limit of `key_command`, less than [`OPEN_TIMEOUT`].
+pub const KEY_COMMAND_LIMIT: Duration = Duration::from_secs(9);
+
 /// Key files of a pool that are read at once.
 pub const KEY_FILES_AT_ONCE: usize = 16;
 

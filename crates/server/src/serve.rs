@@ -26,8 +26,8 @@ use crate::hardware_watchdog::HardwareWatchdog;
 use crate::http::access::Users;
 use crate::mirrors::{self, MirrorEnd, MirrorShares, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
-use crate::pools::Pools;
 use crate::pools::legs::Legs;
+use crate::pools::{KeyCommand, Pools};
 use crate::reload::Limits;
 use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
@@ -248,7 +248,8 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     let pending = PendingVolumes::new(config.volumes.len());
     // Unreachable devices take time to fail, so a signal may interrupt this.
     let pools = Pools::read(config.server.state.clone(), config.volumes.len()).await;
-    let pools = pools.with_legs(Legs::of(&config));
+    let key_command = KeyCommand::new(&config.server.key_command);
+    let pools = pools.with_legs(Legs::of(&config)).with_key_command(key_command);
     let legs = pools.leg_opener();
     let Some(stacks) = signals.unless_stopped(open_all(&config, &limits, &legs)).await else {
         return Ok(None);

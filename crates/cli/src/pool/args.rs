@@ -113,7 +113,7 @@ pub(crate) struct ReceiveArgs {
     /// Compression of a new volume: off, lz4, zstd, or auto (lz4 when written, zstd when cold)
     #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
     pub(crate) compression: Option<String>,
-    /// File on the server with the key that encrypts a new volume
+    /// File on the server with the key that encrypts a new volume, or kms:NAME for its key_command
     #[arg(long, value_name = "FILE")]
     pub(crate) encryption_key_file: Option<PathBuf>,
     #[command(flatten)]
@@ -466,7 +466,8 @@ pub(crate) struct SettingArgs {
     /// Compress new data: off, lz4, zstd, or auto (lz4 when written, zstd once it is cold)
     #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
     pub(crate) compression: Option<String>,
-    /// File on the server with the key that encrypts the volume (flagstone key generate --volume)
+    /// File on the server with the key that encrypts the volume (flagstone key generate --volume),
+    /// or kms:NAME for its key_command
     #[arg(long, value_name = "FILE")]
     pub(crate) encryption_key_file: Option<PathBuf>,
     /// Another key of the volume's table, such as nbd_export=data or shared_limit=vm (repeatable)

@@ -97,6 +97,14 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     paths.iter().map(path).collect()
 }
 
+/// Place of a volume's key: an absolute path, or the name that `key_command` knows.
+fn key_place(given: &PathBuf) -> Result<String, Failure> {
+    match given.to_str().filter(|text| text.starts_with("kms:")) {
+        Some(name) => Ok(name.to_owned()),
+        None => Ok(absolute(std::slice::from_ref(given))?.remove(0)),
+    }
+}
+
 /// A device of a pool: its path, or the identifier of a missing one.
 fn former(device: &PathBuf) -> Result<String, Failure> {
     let id = device.to_str().filter(|text| text.parse::<PoolId>().is_ok());
@@ -257,8 +265,7 @@ fn settings(args: &SettingArgs) -> Result<Map<String, Value>, Failure> {
     }
     settings.extend(args.others.iter().map(|(key, text)| (key.clone(), value(text))));
     if let Some(file) = &args.encryption_key_file {
-        let path = absolute(std::slice::from_ref(file))?.remove(0);
-        settings.insert("encryption_key_file".to_owned(), path.into());
+        settings.insert("encryption_key_file".to_owned(), key_place(file)?.into());
     }
     Ok(settings)
 }

@@ -11,8 +11,8 @@ use flagstone_server::limits::RECEIVE_RECORD_BYTES;
 use flagstone_units::exact_size;
 use indicatif::ProgressBar;
 
-use super::absolute;
 use super::args::{ReceiveArgs, SendArgs};
+use super::key_place;
 use crate::exit::{Exit, Failure};
 use crate::output::{print, progress_bar};
 use crate::status::server::read;
@@ -186,7 +186,7 @@ pub(crate) fn receive_from(
     let compression = compression.unwrap_or_default();
     let key = match &args.encryption_key_file {
         Some(file) => {
-            format!("&encryption_key_file={}", encode(&absolute(std::slice::from_ref(file))?[0]))
+            format!("&encryption_key_file={}", encode(&key_place(file)?))
         }
         None => String::new(),
     };

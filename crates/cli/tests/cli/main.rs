@@ -231,6 +231,8 @@ fn cli_reference_matches_clap() {
         ("options:backup-verify".to_owned(), backup("verify")),
         ("options:backup-prune".to_owned(), backup("prune")),
         ("options:backup-restore".to_owned(), backup("restore")),
+        ("options:backup-serve".to_owned(), backup("serve")),
+        ("options:backup-change-key".to_owned(), backup("change-key")),
         ("options:snapshot-create".to_owned(), snapshot("create")),
         ("options:snapshot-diff".to_owned(), snapshot("diff")),
         ("options:snapshot-rollback".to_owned(), snapshot("rollback")),

@@ -29,6 +29,8 @@ pub static SERVER: Section = Section {
             "Directory where the server records the devices of [pools](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; else no pools.";
         "watchdog", ValueKind::Text("path"), "" =>
             "With automatic failover: a [watchdog](guides/automatic-failover.md#watchdog) that resets this machine when the server hangs, such as `/dev/watchdog`. Default: none.";
+        "key_command", ValueKind::Command, "" =>
+            "A program, by its absolute path, and its arguments: with NAME as one more, it prints the key of volumes whose [`encryption_key_file`](guides/pool.md#encryption-at-rest) is `kms:NAME`. Default: none.";
         "nvme", ValueKind::Table(&NVME), "" => "Options of the protocol.";
         "nbd", ValueKind::Table(&NBD), "" => "Options of the protocol.";
     },

@@ -1,30 +1,37 @@
-//! Key files of encrypted volumes: read when a volume is created, gets another key, or is about to
-//! be served.
+//! Keys of encrypted volumes, in files or from a command: read when a volume is created, gets another
+//! key, or is about to be served.
 //!
 //! Invariants:
-//! - only the path of a key file is stored. Its content is dropped after use, and is part of no
+//! - only the path of a key file, or the name of a key, is stored. The key is dropped after use, and is part of no
 //!   answer, log or error;
-//! - a path may come from the disks of a stranger: only a regular file that others may not read is
-//!   opened, in the thread of its path and with a time limit;
+//! - a path or name may come from the disks of a stranger: only a regular file that others may not
+//!   read is opened, in the thread of its path and with a time limit; the command is that of the
+//!   configuration, and gets a name that is no option;
 //! - a missing key keeps its own volume out of service, and no other. It is looked for again
 //!   while the server runs.
 
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use flagstone_host::process;
 use flagstone_pool::{Pool, VolumeEncryption, VolumeError, VolumeInfo, WrappingKey};
 use flagstone_runtime::{spawn, time};
 use flagstone_stack::private_file::{self, PrivateFileError};
+use zeroize::Zeroizing;
 
 use super::orders::Outcome;
 use super::path_threads::in_thread;
-use super::settings::{self, KEY_FILE_KEY, Settings};
+use super::settings::{self, KEY_FILE_KEY, KeySource, Settings};
 use super::volume_orders::problem;
 use super::volume_state::VolumeState;
 use super::{PoolSlot, PoolState};
 use crate::api::pool_document::EncryptionDocument;
 use crate::http::Problem;
-use crate::limits::{KEY_FILE_BYTES, KEY_FILES_AT_ONCE, NAMES_SHOWN, OPEN_TIMEOUT};
+use crate::limits::{
+    KEY_COMMAND_LIMIT, KEY_FILE_BYTES, KEY_FILES_AT_ONCE, NAMES_SHOWN, OPEN_TIMEOUT,
+};
 use crate::serve::Server;
 
 const ALGORITHM: &str = "AES-256-XTS";
@@ -45,13 +52,42 @@ pub(super) enum KeyChange {
     Next { present: WrappingKey, next: WrappingKey },
 }
 
-/// Reads the key in a file.
+/// Program of the configuration that prints keys, and its arguments; empty without one.
+#[derive(Clone, Default)]
+pub(crate) struct KeyCommand(Arc<[String]>);
+
+impl KeyCommand {
+    pub(crate) fn new(words: &[String]) -> KeyCommand {
+        KeyCommand(words.into())
+    }
+
+    fn run(&self, name: &str) -> Result<WrappingKey, String> {
+        let [program, arguments @ ..] = &self.0[..] else {
+            return Err("[server] of the configuration has no key_command".to_owned());
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).arg(name);
+        let printed = process::output(&mut command, KEY_COMMAND_LIMIT, KEY_FILE_BYTES);
+        let printed = printed.map_err(|error| format!("{program}: {error}"))?;
+        let printed = Zeroizing::new(printed);
+        let key = std::str::from_utf8(&printed).ok().and_then(WrappingKey::parse);
+        key.ok_or_else(|| {
+            format!("{program} prints no 64 hexadecimal digits or Base64 of 32 bytes")
+        })
+    }
+}
+
+/// Reads the key at a place.
 ///
 /// # Errors
-/// The reason, with the path.
-async fn read(path: &str) -> Result<WrappingKey, String> {
-    let own = path.to_owned();
-    let read = in_thread("key file", path, move |_| read_now(Path::new(&own)));
+/// The reason, with the place.
+async fn read(command: &KeyCommand, path: &str) -> Result<WrappingKey, String> {
+    let (own, command) = (path.to_owned(), command.clone());
+    let read = in_thread("key file", path, move |_| match KeySource::parse(&own) {
+        Some(KeySource::File(path)) => read_now(Path::new(path)),
+        Some(KeySource::Command(name)) => command.run(name),
+        None => Err("it is no absolute path, and no kms:NAME".to_owned()),
+    });
     let key = match time::timeout(OPEN_TIMEOUT, read).await {
         Ok(read) => read.unwrap_or_else(|error| Err(error.to_string())),
         Err(_) => Err("it does not answer".to_owned()),
@@ -77,9 +113,12 @@ fn read_now(path: &Path) -> Result<WrappingKey, String> {
 ///
 /// # Errors
 /// 409 with the reason, 422 for an impossible path.
-pub(super) async fn for_creation(settings: &Settings) -> Result<Option<WrappingKey>, Problem> {
+pub(super) async fn for_creation(
+    command: &KeyCommand,
+    settings: &Settings,
+) -> Result<Option<WrappingKey>, Problem> {
     match settings::key_file(settings).map_err(Problem::invalid)? {
-        Some(path) => read(path).await.map(Some).map_err(Problem::conflict),
+        Some(path) => read(command, path).await.map(Some).map_err(Problem::conflict),
         None => Ok(None),
     }
 }
@@ -88,12 +127,16 @@ pub(super) async fn for_creation(settings: &Settings) -> Result<Option<WrappingK
 ///
 /// # Errors
 /// The reason why the volume stays locked, and the next step.
-async fn key_of(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> Result<WrappingKey, String> {
+async fn key_of(
+    command: &KeyCommand,
+    (pool_name, pool): (&str, &Pool),
+    info: &VolumeInfo,
+) -> Result<WrappingKey, String> {
     let found = async {
         let settings = settings::from_properties(&info.properties)?;
         let path = settings::key_file(&settings)?;
         let path = path.ok_or_else(|| format!("its settings have no {KEY_FILE_KEY}"))?;
-        let key = read(path).await?;
+        let key = read(command, path).await?;
         let checked = pool.check_key(&info.name, &key);
         checked.map(|()| key).map_err(|error| format!("key file {path}: {error}"))
     };
@@ -109,11 +152,15 @@ async fn key_of(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> Result<Wrapp
 ///
 /// # Errors
 /// The reason, and the next step.
-pub(super) async fn unlock(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
+pub(super) async fn unlock(
+    command: &KeyCommand,
+    (pool_name, pool): (&str, &Pool),
+    info: &VolumeInfo,
+) -> Result<(), String> {
     if info.encryption != VolumeEncryption::Locked {
         return Ok(());
     }
-    let key = key_of(pool_name, pool, info).await?;
+    let key = key_of(command, (pool_name, pool), info).await?;
     pool.unlock_volume(&info.name, &key).map_err(|error| error.to_string())
 }
 
@@ -123,6 +170,7 @@ pub(super) async fn unlock(pool_name: &str, pool: &Pool, info: &VolumeInfo) -> R
 /// # Errors
 /// 409 if a key is missing or wrong, or the volume is not encrypted; 422 without a key file.
 pub(super) async fn change_of(
+    command: &KeyCommand,
     (pool_name, pool, info): (&str, &Pool, &VolumeInfo),
     before: &Settings,
     after: &Settings,
@@ -143,7 +191,7 @@ pub(super) async fn change_of(
         (Some(_), _) if !is_given => return Ok(KeyChange::Unchanged),
         (Some(path), _) => path,
     };
-    let next = read(path).await.map_err(Problem::conflict)?;
+    let next = read(command, path).await.map_err(Problem::conflict)?;
     let wrong = match pool.check_key(name, &next) {
         Ok(()) => return Ok(KeyChange::Same(next)),
         Err(error) => format!("key file {path}: {error}"),
@@ -154,7 +202,7 @@ pub(super) async fn change_of(
         return Err(Problem::conflict(format!("{wrong}; {how}")));
     };
     let present = async {
-        let key = read(former).await?;
+        let key = read(command, former).await?;
         let checked = pool.check_key(name, &key);
         checked.map(|()| key).map_err(|error| format!("key file {former}: {error}"))
     };
@@ -201,14 +249,19 @@ fn locked_volumes(pool: &Pool) -> Vec<VolumeInfo> {
 }
 
 /// The keys of some locked volumes, read at the same time.
-async fn keys_of(name: &str, pool: &Pool, part: &[VolumeInfo]) -> Vec<FoundKey> {
+async fn keys_of(
+    command: &KeyCommand,
+    (name, pool): (&str, &Pool),
+    part: &[VolumeInfo],
+) -> Vec<FoundKey> {
     let mut found = Vec::with_capacity(part.len());
     let reads: Vec<_> = part
         .iter()
         .map(|info| {
             let (name, pool, info) = (name.to_owned(), pool.clone(), info.clone());
+            let command = command.clone();
             // The pool is in use while one of them runs.
-            spawn(async move { key_of(&name, &pool, &info).await }).abort_on_drop()
+            spawn(async move { key_of(&command, (&name, &pool), &info).await }).abort_on_drop()
         })
         .collect();
     for (info, mut key) in part.iter().zip(reads) {
@@ -237,7 +290,7 @@ impl Server {
     async fn keys_of_locked(&self, name: &str, pool: &Pool) -> Vec<FoundKey> {
         let mut found = Vec::new();
         for part in locked_volumes(pool).chunks(KEY_FILES_AT_ONCE) {
-            found.extend(keys_of(name, pool, part).await);
+            found.extend(keys_of(&self.pools.key_command, (name, pool), part).await);
         }
         found
     }
@@ -282,7 +335,8 @@ impl Server {
                     let slot = server.pools.slot(&own);
                     let Ok(PoolSlot { state: PoolState::Open(pool), .. }) = slot else { break };
                     // Without the lock, because key files may hang.
-                    let found = keys_of(&own, &pool, part).await;
+                    let command = &server.pools.key_command;
+                    let found = keys_of(command, (&own, &pool), part).await;
                     drop(pool);
                     let _order = server.pools.lock(&own).await;
                     server.serve_found(&own, found);

@@ -24,6 +24,7 @@ use flagstone_mirror::manage::stale::mark_stale;
 use flagstone_pool::{Pool, StaleLeg, VolumeInfo};
 use flagstone_stack::OpenError;
 
+use super::key_files::KeyCommand;
 use super::retire::DrainingVolumes;
 use super::settings::{self, Settings};
 use super::volume_state::VolumeState;
@@ -74,6 +75,7 @@ pub(crate) struct LegOpener {
     draining: DrainingVolumes,
     volumes: ServedVolumes,
     uses: LegUses,
+    key_command: KeyCommand,
 }
 
 impl LegOpener {
@@ -105,7 +107,7 @@ impl LegOpener {
             ));
         };
         self.state_of(&info).check_leg(volume)?;
-        super::key_files::unlock(pool_name, &pool, &info).await?;
+        super::key_files::unlock(&self.key_command, (pool_name, &pool), &info).await?;
         if let Some(why) = info.stale_leg() {
             take(&pool, &info, why).await?;
         }
@@ -238,8 +240,13 @@ pub(super) fn check_settings(name: &str, mirrored: &str, given: &Settings) -> Re
 impl Pools {
     /// Opens legs in these pools, also later.
     pub(crate) fn leg_opener(&self) -> LegOpener {
-        let (slots, draining) = (self.slots.clone(), self.draining.clone());
-        LegOpener { slots, draining, volumes: self.volumes.clone(), uses: self.leg_uses.clone() }
+        LegOpener {
+            slots: self.slots.clone(),
+            draining: self.draining.clone(),
+            volumes: self.volumes.clone(),
+            uses: self.leg_uses.clone(),
+            key_command: self.key_command.clone(),
+        }
     }
 
     /// The mirrored volume of which a volume of a pool is the leg.

@@ -66,7 +66,7 @@ pub(crate) use device_orders::{GrowPool, RemoveDevice};
 use disk_search::DiskSearch;
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use import::AcceptedLoss;
-pub(crate) use key_files::document as encryption;
+pub(crate) use key_files::{KeyCommand, document as encryption};
 pub(crate) use log_orders::SetLog;
 use open::{LogDecision, OperatorConsent};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
@@ -92,6 +92,7 @@ pub(crate) struct Pools {
     registry: Registry,
     slots: legs::Slots,
     legs: legs::Legs,
+    key_command: KeyCommand,
     leg_uses: legs::LegUses,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
@@ -227,6 +228,7 @@ impl Pools {
             registry,
             slots: Rc::new(RefCell::new(slots)),
             legs: legs::Legs::default(),
+            key_command: KeyCommand::default(),
             leg_uses: Rc::default(),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
@@ -246,6 +248,11 @@ impl Pools {
             locks: Default::default(),
             next_number: Cell::new(first_number),
         }
+    }
+
+    /// The same pools with the command that prints keys.
+    pub(crate) fn with_key_command(self, key_command: KeyCommand) -> Pools {
+        Pools { key_command, ..self }
     }
 
     /// The same pools with these legs.

@@ -12,7 +12,7 @@ use flagstone_units::nearest_name;
 use serde_json::{Map, Value};
 
 use crate::http::Problem;
-use crate::limits::KEY_FILE_PATH_BYTES;
+use crate::limits::{KEY_FILE_PATH_BYTES, KEY_NAME_BYTES};
 
 /// Keys and values of a volume's table.
 pub(crate) type Settings = Map<String, Value>;
@@ -67,13 +67,35 @@ pub(crate) fn check_compression(settings: &Settings) -> Result<(), Problem> {
 /// The reason why no such file can exist.
 pub(crate) fn key_file(settings: &Settings) -> Result<Option<&str>, String> {
     let Some(value) = settings.get(KEY_FILE_KEY) else { return Ok(None) };
-    let is_usable = |path: &&str| {
-        let is_plain = !path.chars().any(char::is_control);
-        path.starts_with('/') && path.len() <= KEY_FILE_PATH_BYTES && is_plain
-    };
-    match value.as_str().filter(is_usable) {
-        Some(path) => Ok(Some(path)),
-        None => Err(format!("{KEY_FILE_KEY} is not the absolute path of a file")),
+    match value.as_str().filter(|text| KeySource::parse(text).is_some()) {
+        Some(text) => Ok(Some(text)),
+        None => Err(format!("{KEY_FILE_KEY} is not the absolute path of a file, and no kms:NAME")),
+    }
+}
+
+/// Place of a volume's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeySource<'a> {
+    /// Absolute path of a file.
+    File(&'a str),
+    /// Name that `key_command` knows.
+    Command(&'a str),
+}
+
+impl KeySource<'_> {
+    /// Reads `/PATH` or `kms:NAME`. A name has letters, digits, `-`, `_`, `.`, `:` and `/`, and is
+    /// no option of a program.
+    pub(super) fn parse(text: &str) -> Option<KeySource<'_>> {
+        if let Some(name) = text.strip_prefix("kms:") {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
+            let is_name = (1..=KEY_NAME_BYTES).contains(&name.len())
+                && name.bytes().all(is_plain)
+                && !name.starts_with('-');
+            return is_name.then_some(KeySource::Command(name));
+        }
+        let is_plain = !text.chars().any(char::is_control);
+        let is_path = text.starts_with('/') && text.len() <= KEY_FILE_PATH_BYTES && is_plain;
+        is_path.then_some(KeySource::File(text))
     }
 }
 

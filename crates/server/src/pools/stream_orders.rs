@@ -237,7 +237,7 @@ impl Server {
             settings.extend(part.key_file.map(with_key_file));
             // An unknown pool is reported before a missing key.
             self.pools.open_pool(pool_name)?;
-            let key = key_files::for_creation(&settings).await?;
+            let key = key_files::for_creation(&self.pools.key_command, &settings).await?;
             let made = self.create_received(name, pool_name, &stream, start, &settings, key).await;
             let device = made?;
             return Ok(receiver(device, 0));
@@ -295,7 +295,7 @@ impl Server {
                 settings.extend(part.key_file.or(key_file).map(with_key_file));
                 // A refusal must not follow the deletion.
                 self.check_name_of(pool_name, name, &settings, None)?;
-                let key = key_files::for_creation(&settings).await?;
+                let key = key_files::for_creation(&self.pools.key_command, &settings).await?;
                 if key.is_none() && info.encryption != VolumeEncryption::None {
                     return Err(Problem::conflict(format!(
                         "volume {name} is encrypted, and its key file is not known: delete it first"

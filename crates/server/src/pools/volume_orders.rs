@@ -209,7 +209,7 @@ impl Server {
             let checked = pool.check_thick_creation(*size_bytes);
             checked.map_err(|error| problem(pool_name, error))?;
         }
-        let key = key_files::for_creation(&settings).await?;
+        let key = key_files::for_creation(&self.pools.key_command, &settings).await?;
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
         let full = exact_size(*size_bytes);
         let mut outcome =
@@ -411,7 +411,8 @@ impl Server {
         let former = before.clone().unwrap_or_default();
         let is_given = change.contains_key(KEY_FILE_KEY);
         let of = (pool_name.as_str(), &pool, &info);
-        let key = key_files::change_of(of, &former, &settings, is_given).await?;
+        let key =
+            key_files::change_of(&self.pools.key_command, of, &former, &settings, is_given).await?;
         let is_unlocked =
             info.encryption == VolumeEncryption::Locked && !matches!(key, KeyChange::Unchanged);
         if before.as_ref() == Ok(&settings) && thick == info.thick && !is_unlocked {
