@@ -190,9 +190,9 @@ pub const FENCE_RETRY_MS: u64 = 5000;
 /// default timeout of a link, and well below the 90 s of service managers.
 pub const LEAVE_MS: u64 = 10_000;
 
-/// How long a repair or a full resync waits for the arbiter to record that the peer is out of date,
-/// in milliseconds. The order fails then. At the start of a full resync, host writes wait
-/// meanwhile.
+/// How long a repair, a full resync, a pause or a break waits for the arbiter to record that the
+/// peer is out of date, in milliseconds. The order fails then. At the start of a full resync, host
+/// writes wait meanwhile.
 pub const EXCLUDE_MS: u64 = 5000;
 
 /// Interval at which a source compares the arbiter's record while its peer is in sync, in

@@ -8,6 +8,7 @@ use flagstone_blockdev::IoError;
 
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
+use crate::limits::EXCLUDE_MS;
 use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleError;
 use crate::mirror::{Inner, Mirror};
@@ -44,6 +45,12 @@ pub enum CommandError {
     /// See [`LOCAL_IO_MS`](crate::limits::LOCAL_IO_MS).
     #[error("a device of the replica does not answer: the order takes effect when it does")]
     DeviceBusy,
+    /// With automatic failover. Nothing has changed.
+    #[error(
+        "the arbiter has not recorded within {EXCLUDE_MS} ms that the peer is out of date, so the peer \
+         could still take over"
+    )]
+    NotExcluded,
     /// See [`crate::group`]. Nothing has changed.
     #[error("a volume of the consistency group serves hosts here: first `demote` the group")]
     GroupServes,
@@ -171,10 +178,12 @@ impl Mirror {
     }
 
     /// Sets the desired state of a peer. Durable when it returns; the last of several concurrent
-    /// calls wins. A session that is no longer wanted has ended.
+    /// calls wins. A session that is no longer wanted has ended, and the arbiter's record excludes
+    /// its peer.
     ///
     /// # Errors
-    /// No such peer, this node is not the source, or the log or superblock cannot be written.
+    /// No such peer, this node is not the source, [`CommandError::NotExcluded`], or the log or
+    /// superblock cannot be written.
     /// Nothing has changed then.
     pub async fn set_desired_state(
         &self,

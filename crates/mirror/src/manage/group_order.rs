@@ -18,9 +18,9 @@ use flagstone_runtime::{spawn, time};
 use crate::group::{ConsistencyGroup, Membership};
 use crate::io::deliver::Undelivered;
 use crate::join::join_all;
-use crate::limits::{LOCAL_IO_MS, QUEUE_DELIVERY_MS};
+use crate::limits::QUEUE_DELIVERY_MS;
 use crate::manage::command::{CommandError, RoleOffer};
-use crate::manage::order::OrderProgress;
+use crate::manage::order::{OrderProgress, SET_DESIRED_LIMIT};
 use crate::manage::roles::RoleError;
 use crate::mirror::Inner;
 use crate::state::machine::{
@@ -90,7 +90,6 @@ impl ConsistencyGroup {
                 }
             }
             OperatorOrder::SetDesired(..) => {
-                let limit = Duration::from_millis(LOCAL_IO_MS);
                 let task = spawn(async move {
                     let mut guards = Vec::new();
                     for member in &members {
@@ -98,7 +97,7 @@ impl ConsistencyGroup {
                     }
                     carry_out(&members, order, false).await
                 });
-                let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
+                let ended = time::timeout(SET_DESIRED_LIMIT, task).await.ok().and_then(Result::ok);
                 ended.unwrap_or(Err(CommandError::DeviceBusy))
             }
             _ => {

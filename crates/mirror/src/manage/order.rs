@@ -12,12 +12,13 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::{spawn, time};
 
 use crate::io::deliver::Undelivered;
-use crate::limits::{LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS};
+use crate::limits::{EXCLUDE_MS, LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS};
 use crate::manage::announce::{Announcement, ConnectAttempts};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
 use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::session::outdated::{NotOutdated, Outdating};
 use crate::state::machine::{
     self, Action, Answers, DiskState, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
     PeerDataState, ServeClaim, next,
@@ -72,6 +73,9 @@ impl Mirror {
     }
 }
 
+/// How long an order waits until a desired state is durable. It goes on after that.
+pub(super) const SET_DESIRED_LIMIT: Duration = Duration::from_millis(LOCAL_IO_MS + EXCLUDE_MS);
+
 /// An order to change the role; ends on drop. Meanwhile, calls to a hung local device fail after a
 /// while, so that the order ends.
 pub(crate) struct RunningOrder(Arc<Inner>);
@@ -98,6 +102,8 @@ pub(crate) struct OrderProgress {
     handed_over: Option<Promotion>,
     /// True if this node stops after handing over its role.
     leaves: bool,
+    /// The session that [`Action::ExcludePeer`] prepared for its end.
+    excluded: Option<Outdating>,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     pub(crate) undelivered: Vec<Undelivered>,
 }
@@ -210,7 +216,7 @@ impl Inner {
             // The peer changes the role here when it hands over its own.
             OperatorOrder::TakeOver(_) => self.transition(Event::Order(order)).await,
             OperatorOrder::SetDesired(..) => {
-                let (inner, limit) = (self.clone(), Duration::from_millis(LOCAL_IO_MS));
+                let (inner, limit) = (self.clone(), SET_DESIRED_LIMIT);
                 // The role does not matter: a change of role may wait for a disk. Do not abandon
                 // the task, because the only copy of the data may be behind a hung disk.
                 let task = spawn(async move {
@@ -377,6 +383,10 @@ impl Inner {
                 done?;
             }
             Action::AskForRole(leg) => self.ask_for_role(leg).await?,
+            Action::ExcludePeer(leg) => {
+                let excluded = self.exclude_peer(leg).await;
+                progress.excluded = excluded.map_err(|error| self.not_excluded(error))?;
+            }
             // Without a new generation: each replica has all acknowledged writes until the next
             // write, or the loss of queued ones, begins one.
             Action::MarkAll(leg) => {
@@ -389,6 +399,17 @@ impl Inner {
             Action::Reconnect => self.reconnect_all(),
         }
         Ok(())
+    }
+
+    fn not_excluded(&self, error: NotOutdated) -> CommandError {
+        match error {
+            NotOutdated::Arbiter => CommandError::NotExcluded,
+            NotOutdated::Local(error) => RoleError::Io(error).into(),
+            NotOutdated::Changed => match self.lock().role {
+                ReplicaRole::Source => OrderRefusal::Waiting.into(),
+                ReplicaRole::Target | ReplicaRole::Deposed => OrderRefusal::NotSource.into(),
+            },
+        }
     }
 
     /// Delivers the queues within a limit, and notes what peers lack.

@@ -1,5 +1,5 @@
 //! Outdated peer: a source records that a peer in sync is about to be overwritten, before it sets a
-//! mark for a repair or a full resync.
+//! mark for a repair or a full resync. Before the operator's order to end its session, only step 1.
 //!
 //! Such a peer may have decayed, or been restored from a backup, but it looks equal until it is
 //! durably inconsistent. If the source crashed before that, the handshake would prefer the peer's
@@ -41,14 +41,15 @@ pub(crate) enum NotOutdated {
     Local(IoError),
 }
 
-/// A peer between its last session and the marks for it. On drop, a handshake decides.
-struct Outdating<'a> {
-    inner: &'a Arc<Inner>,
+/// A peer between its last session and the marks for it, or its desired state. On drop, a handshake
+/// decides.
+pub(crate) struct Outdating {
+    inner: Arc<Inner>,
     leg: usize,
     session_id: u64,
 }
 
-impl Drop for Outdating<'_> {
+impl Drop for Outdating {
     fn drop(&mut self) {
         self.inner.reconnect(self.leg, self.session_id);
         self.inner.change(|state| {
@@ -100,12 +101,48 @@ impl Inner {
         self.begin_generation_after(before).await
     }
 
+    /// With automatic failover, has the arbiter's record exclude a peer whose session the operator
+    /// is about to end: otherwise it could be granted the role, and this node would stop serving.
+    /// Returns the session of a peer in sync, which reconnects on drop if it was not ended.
+    ///
+    /// # Errors
+    /// [`NotOutdated::Changed`] if no hosts are served here; [`NotOutdated::Arbiter`].
+    pub(crate) async fn exclude_peer(
+        self: &Arc<Self>,
+        leg: usize,
+    ) -> Result<Option<Outdating>, NotOutdated> {
+        let excluding = async {
+            loop {
+                // Without a session in sync, the task excludes the peer when it has to.
+                let decided = |state: &mut StateGuard<'_>| match state.serving_right {
+                    _ if !state.serving => Some(Err(NotOutdated::Changed)),
+                    ServingRight::Contested { .. } => {
+                        let own = &state.legs[leg];
+                        let is_in_sync =
+                            own.phase == LegPhase::InSync && own.is_current(own.session_id);
+                        is_in_sync.then_some(Ok(Some(own.session_id)))
+                    }
+                    ServingRight::Manual | ServingRight::Alone(_) => Some(Ok(None)),
+                };
+                let Some(session_id) = self.wait(decided).await? else { return Ok(None) };
+                let Ok(outdating) = self.begin_outdating(leg, session_id) else { continue };
+                match self.await_exclusion(leg, session_id).await {
+                    // The session was lost.
+                    Err(NotOutdated::Changed) => {}
+                    ended => return ended.map(|()| Some(outdating)),
+                }
+            }
+        };
+        let limit = Duration::from_millis(EXCLUDE_MS);
+        time::timeout(limit, excluding).await.unwrap_or(Err(NotOutdated::Arbiter))
+    }
+
     /// The peer counts as being brought up to date from now on, so the arbiter's record is changed.
     fn begin_outdating(
         self: &Arc<Self>,
         leg: usize,
         session_id: u64,
-    ) -> Result<Outdating<'_>, NotOutdated> {
+    ) -> Result<Outdating, NotOutdated> {
         self.change(|state| {
             let serving = state.serving;
             let own = &mut state.legs[leg];
@@ -113,7 +150,7 @@ impl Inner {
                 return Err(NotOutdated::Changed);
             }
             own.phase = LegPhase::Resync(ResyncAmount::Partial);
-            Ok(Outdating { inner: self, leg, session_id })
+            Ok(Outdating { inner: self.clone(), leg, session_id })
         })
     }
 

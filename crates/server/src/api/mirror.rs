@@ -261,6 +261,22 @@ async fn check(
             mirrored.delete(force, true).await?;
             Ok(preview)
         }
+        (
+            Effect::Order(OperatorOrder::SetDesired(
+                leg,
+                DesiredState::Paused | DesiredState::Detached,
+            )),
+            _,
+        ) => match now.failover.as_ref().and_then(|failover| failover.obstacle) {
+            None => Ok(preview),
+            Some(obstacle) => Err(Problem::conflict(format!(
+                "the arbiter must record first that {} is out of date, and {}: see `flagstone mirror status \
+                 {}`",
+                now.peers[leg].name,
+                obstacle.explanation(),
+                now.volume
+            ))),
+        },
         _ => Ok(preview),
     }
 }
@@ -448,6 +464,10 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         )),
         CommandError::DeviceBusy => failed(format!(
             "the data or log device of {node} does not answer: the order takes effect when it does"
+        )),
+        CommandError::NotExcluded => Problem::conflict(format!(
+            "nothing was changed: {error}. Repeat the order when the arbiter answers: see `flagstone mirror \
+             status {volume}`"
         )),
         CommandError::OutcomeUnknown => failed(format!(
             "{name} was lost during the switchover: {node} serves no hosts until it reaches {name}; see \

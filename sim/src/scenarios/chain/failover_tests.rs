@@ -138,7 +138,7 @@ pub(super) fn in_sync_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u6
 }
 
 /// As [`in_sync_with`], without hosts and before anything has happened.
-fn started_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
+pub(super) fn started_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
     let cluster =
         Cluster::new(seed, Profile { automatic: true, ..Profile::new(Mode::Sync, false) });
     cluster.store().fence_fails.set(fence_fails);
@@ -150,7 +150,7 @@ fn started_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Clus
 }
 
 /// True if this node serves, and the other one takes over when it is lost.
-fn is_armed(cluster: &Cluster, source: usize) -> bool {
+pub(super) fn is_armed(cluster: &Cluster, source: usize) -> bool {
     let target = cluster.superblock(1 - source).map(|found| found.arbiter.serving_right);
     let in_sync = flagstone_mirror::ondisk::superblock::RecordedRight::InSync;
     cluster.active() == Some(source) && target == Some(in_sync)

@@ -36,6 +36,8 @@
 pub(in crate::scenarios) mod arbiter;
 mod checks;
 mod cluster;
+#[cfg(test)]
+mod exclusion_tests;
 mod failover;
 #[cfg(test)]
 mod failover_tests;

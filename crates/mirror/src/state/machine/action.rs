@@ -86,6 +86,9 @@ pub enum Action {
     HandOver(usize),
     /// Ask this peer for the role.
     AskForRole(usize),
+    /// With automatic failover, wait until the arbiter's record excludes this peer, within
+    /// [`crate::limits::EXCLUDE_MS`].
+    ExcludePeer(usize),
     /// Durably mark every block of a leg as out of sync.
     MarkAll(usize),
     /// Durably store the desired state of a leg.
@@ -129,6 +132,7 @@ impl std::fmt::Display for Action {
             Action::TrustData(_) => "**record the data as verified**",
             Action::HandOver(_) => "**record the successor**, hand over",
             Action::AskForRole(_) => "ask the peer for the role",
+            Action::ExcludePeer(_) => "**exclude the peer at the arbiter**",
             Action::MarkAll(_) => "**mark everything out of sync**",
             Action::StoreDesired(..) => "**record the desired state**, end an unwanted session",
             Action::Reconnect => "repeat the handshakes",

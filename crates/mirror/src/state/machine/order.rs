@@ -153,14 +153,18 @@ fn set_desired(state: &MachineState, leg: usize, desired: DesiredState) -> Trans
     }
     let mut after = *state;
     after.legs[leg] = Some(Leg { desired, ..own });
+    // A peer that may take over would do so when its session ends.
+    let exclude = Action::ExcludePeer(leg);
     let store = Action::StoreDesired(leg, desired);
-    Ok(match desired {
+    let actions = match desired {
+        DesiredState::Connected => Actions::of(&[store, Action::Reconnect]),
+        DesiredState::Paused => Actions::of(&[exclude, store, Action::Reconnect]),
         // Untracked blocks count as different from now on, also after a restart.
         DesiredState::Detached => {
-            (after, Actions::of(&[Action::MarkAll(leg), store, Action::Reconnect]))
+            Actions::of(&[exclude, Action::MarkAll(leg), store, Action::Reconnect])
         }
-        _ => (after, Actions::of(&[store, Action::Reconnect])),
-    })
+    };
+    Ok((after, actions))
 }
 
 pub(super) fn discarded(state: &MachineState) -> Transition {

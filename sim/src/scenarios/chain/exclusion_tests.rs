@@ -1,0 +1,70 @@
+//! Regression tests of orders that end the session of a peer which may take over.
+
+use std::time::Duration;
+
+use flagstone_mirror::limits::EXCLUDE_MS;
+use flagstone_mirror::manage::command::CommandError;
+use flagstone_mirror::state::status::DesiredState;
+use flagstone_runtime::time;
+
+use super::arbiter::Cut;
+use super::cluster::Cluster;
+use super::failover_tests::{EVERYTHING, FAILOVER_TIME, is_armed, started_with, until};
+
+/// Orders a desired state at node 0. Returns how long that took, too.
+fn order(cluster: &Cluster, desired: DesiredState) -> (Result<(), CommandError>, Duration) {
+    let mirror = cluster.mirror(0).expect("it is up");
+    let ordering = cluster.sim.spawn_on(cluster.nodes[0], async move {
+        let begun = time::now();
+        (mirror.set_desired_state(0, desired).await, time::now().since(begun))
+    });
+    cluster.sim.block_on(ordering).expect("the task is not aborted")
+}
+
+/// The peer takes over when its session ends, unless the arbiter's record excludes it. So an order
+/// that ends the session waits for the record, and changes nothing without it.
+#[test]
+fn pause_and_break_wait_for_the_arbiter() {
+    for desired in [DesiredState::Paused, DesiredState::Detached] {
+        let cluster = started_with(7, [2000, 2000], None);
+        cluster.start_hosts();
+        until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+        cluster.store().cuts[0].set(EVERYTHING);
+        let (refused, took) = order(&cluster, desired);
+        assert_eq!(refused, Err(CommandError::NotExcluded));
+        let limit = Duration::from_millis(EXCLUDE_MS);
+        assert!(took >= limit && took < limit + Duration::from_secs(1), "{took:?}");
+        cluster.pass(2 * FAILOVER_TIME);
+        assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+        let stored = || cluster.superblock(0).expect("a replica").desired_states[0];
+        assert_eq!(stored(), DesiredState::Connected);
+        cluster.store().cuts[0].set(Cut::default());
+        until(&cluster, "armed again", |cluster| is_armed(cluster, 0));
+        let (done, _) = order(&cluster, desired);
+        assert_eq!((done, stored()), (Ok(()), desired));
+        // From now on the source needs no arbiter, and its peer is granted nothing.
+        cluster.store().cuts[0].set(EVERYTHING);
+        for _ in 0..20 {
+            cluster.pass(FAILOVER_TIME / 10);
+            assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+        }
+        cluster.store().cuts[0].set(Cut::default());
+        let (done, _) = order(&cluster, DesiredState::Connected);
+        assert_eq!(done, Ok(()));
+        until(&cluster, "armed at last", |cluster| is_armed(cluster, 0));
+    }
+}
+
+/// Without a session, the record of a source that runs degraded excludes the peer already.
+#[test]
+fn pause_without_peer_needs_no_arbiter() {
+    let cluster = started_with(7, [2000, 2000], None);
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    cluster.end(1, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+    cluster.store().cuts[0].set(EVERYTHING);
+    let (done, took) = order(&cluster, DesiredState::Paused);
+    assert_eq!(done, Ok(()));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
