@@ -38,7 +38,7 @@ named! {
         #[default]
         Degrade = "degrade",
         /// Block writes until the peer is back and up to date, or the operator breaks or pauses the
-        /// mirror.
+        /// mirror. Flushes of writes that the peer may have lost wait until it is back.
         Block = "block",
     }
 }

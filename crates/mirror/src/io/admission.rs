@@ -294,6 +294,9 @@ impl Inner {
             calls[index] =
                 LegDispatch::Send(LegCall { session, session_id, durable, half, numbers });
         }
+        if self.blocks_flushes(&state) {
+            return MirrorAdmission::Blocked(state.changes);
+        }
         for (index, call) in calls.iter().enumerate() {
             if let LegDispatch::Send(_) = call {
                 self.calls.begin(Counted::Leg(index, None));

@@ -106,6 +106,20 @@ impl Inner {
         })
     }
 
+    /// True when the policy blocks flushes because a lost peer that should be connected may have
+    /// lost completed writes. While the local leg has failed, a peer serves the volume.
+    pub(crate) fn blocks_flushes(&self, state: &State) -> bool {
+        let mut legs = state.legs.iter().zip(&self.legs);
+        let blocks = legs.any(|(own, leg)| {
+            let options = leg.options();
+            let may_lack = !own.receives_writes && own.has_unflushed && options.acks_from_memory();
+            own.desired_state == DesiredState::Connected
+                && may_lack
+                && options.blocks_on_peer_loss()
+        });
+        blocks && !state.local_device_failed
+    }
+
     /// Called after a write that a peer lacks has been recorded: waits until the peer is up to
     /// date, or the policy or the operator releases the write. `rest` is data still to be written.
     ///

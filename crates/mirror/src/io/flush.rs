@@ -5,6 +5,11 @@
 //! and on peers that acknowledge from memory. If the local leg fails, an up-to-date peer runs
 //! degraded without it. If only a peer fails, it is disconnected and a new generation is durable
 //! before the host is answered.
+//!
+//! With [`OnPeerLoss::Block`](crate::options::OnPeerLoss::Block), completed writes that a lost peer
+//! has not flushed keep a flush from being admitted, as writes are, until the peer is attached
+//! again. From then on, it is brought up to date, and a flush does not wait for the end of that: a
+//! peer that is not in sync never serves, so the source's guarantees count.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -22,9 +27,15 @@ use crate::mirror::Inner;
 
 /// Flushes the local leg and the legs that acknowledge from memory.
 pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
-    let dispatch = loop {
+    loop {
         match inner.admit_flush() {
-            MirrorAdmission::Admitted(dispatch) => break dispatch,
+            MirrorAdmission::Admitted(dispatch) => {
+                RunToCompletion::new(run_flush(inner.clone(), dispatch)).await?;
+                // Repeated if a peer was lost meanwhile.
+                if !inner.blocks_flushes(&inner.lock()) {
+                    return Ok(());
+                }
+            }
             MirrorAdmission::NeedsGeneration => {
                 let begun = inner.ensure_new_generation().await;
                 // Abandoned when the replica begins to move to another mirror.
@@ -36,8 +47,7 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
             MirrorAdmission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
             admission => inner.wait_for_admission(admission).await?,
         }
-    };
-    RunToCompletion::new(run_flush(inner, dispatch)).await
+    }
 }
 
 async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError> {
