@@ -351,12 +351,14 @@ impl State {
         refused.then_some(MirrorAdmission::Refused(IoError::Unreachable))
     }
 
-    /// Action of a host call while the replica moves to another mirror: wait, or follow the
-    /// replica.
+    /// Action of a host call while the replica moves to or from another mirror: wait, or follow
+    /// the replica.
     pub(crate) fn moved(&self) -> Option<MirrorAdmission> {
         match &self.transfer {
             RoleTransfer::None => None,
-            RoleTransfer::Running => Some(MirrorAdmission::Wait(self.changes)),
+            RoleTransfer::Running | RoleTransfer::Incoming => {
+                Some(MirrorAdmission::Wait(self.changes))
+            }
             RoleTransfer::Done(replacement) => Some(MirrorAdmission::Moved(replacement.clone())),
         }
     }

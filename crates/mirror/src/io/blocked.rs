@@ -132,7 +132,7 @@ impl Inner {
                 return Some(Ok(Some(replacement.clone())));
             }
             if !state.serving {
-                return (!state.is_moving()).then_some(Err(IoError::Unreachable));
+                return (!state.holds_calls()).then_some(Err(IoError::Unreachable));
             }
             let blocked = self.blocks_writes(state, |own| own.phase == LegPhase::InSync);
             (!blocked).then_some(Ok(None))

@@ -197,7 +197,7 @@ async fn read_anywhere(
             {
                 None
             }
-            None => (!state.is_moving() || state.serving).then(|| Ok(inner.read_route(state))),
+            None => (!state.holds_calls() || state.serving).then(|| Ok(inner.read_route(state))),
         });
         let ReadRoute { local, peer, service_ends } = match route.await {
             Ok(route) => route?,

@@ -5,7 +5,8 @@
 //! 2. The mirror ends as in a shutdown of its node, and writes nothing afterwards.
 //! 3. The replica is changed on its devices ([`ReplicaTransfer::resize`],
 //!    [`ReplicaTransfer::change_peers`]) and opened again.
-//! 4. The replacement serves if this mirror did, and the waiting calls move to it.
+//! 4. The replacement serves if this mirror did, and the waiting calls move to it. Calls that reach
+//!    the replacement itself before that ([`ReplicaTransfer::begin_replacement`]) wait, too.
 //!
 //! A source records its peers as out of date in the same write as the change, as before a write
 //! that they lack. So it may serve without asking them, and they get its data and size at the next
@@ -56,6 +57,8 @@ pub(crate) enum RoleTransfer {
     Running,
     /// Host calls move to this mirror.
     Done(Mirror),
+    /// At the replacement, until the transfer to it ends: host calls wait.
+    Incoming,
 }
 
 impl State {
@@ -68,8 +71,13 @@ impl State {
     pub(crate) fn replacement(&self) -> Option<&Mirror> {
         match &self.transfer {
             RoleTransfer::Done(replacement) => Some(replacement),
-            RoleTransfer::None | RoleTransfer::Running => None,
+            RoleTransfer::None | RoleTransfer::Running | RoleTransfer::Incoming => None,
         }
+    }
+
+    /// Host calls wait for the end of a transfer.
+    pub(crate) fn holds_calls(&self) -> bool {
+        matches!(self.transfer, RoleTransfer::Running | RoleTransfer::Incoming)
     }
 }
 
@@ -81,6 +89,7 @@ pub struct ReplicaTransfer {
     io: Arc<LocalIo>,
     deadline: Instant,
     running: Running,
+    incoming: Option<Incoming>,
     _role_change: RoleChange,
 }
 
@@ -98,6 +107,19 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.change(|state| {
             if state.is_moving() {
+                state.transfer = RoleTransfer::None;
+            }
+        });
+    }
+}
+
+/// Makes host calls wait at the replacement; ends on drop.
+struct Incoming(Arc<Inner>);
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            if matches!(state.transfer, RoleTransfer::Incoming) {
                 state.transfer = RoleTransfer::None;
             }
         });
@@ -196,7 +218,15 @@ impl Mirror {
         }
         let io = Arc::<LocalIo>::default();
         inner.local.begin_transfer(&io);
-        Ok(ReplicaTransfer { was_serving, io, deadline, running, _role_change: role_change })
+        let incoming = None;
+        Ok(ReplicaTransfer {
+            was_serving,
+            io,
+            deadline,
+            running,
+            incoming,
+            _role_change: role_change,
+        })
     }
 
     /// Waits until a source requests another size for this replica, and returns it, in bytes. The
@@ -447,6 +477,15 @@ impl ReplicaTransfer {
         };
         let replica = Replica::open_watched(device.clone(), log, self.io.clone()).await?;
         Ok((replica, resized.err()))
+    }
+
+    /// Makes host calls wait at the replacement until [`ReplicaTransfer::finish`] has ended. To be
+    /// called before hosts reach it.
+    pub fn begin_replacement(&mut self, next: &Mirror) {
+        if self.was_serving {
+            next.0.change(|state| state.transfer = RoleTransfer::Incoming);
+            self.incoming = Some(Incoming(next.0.clone()));
+        }
     }
 
     /// Lets the replacement take over.

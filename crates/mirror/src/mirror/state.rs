@@ -128,7 +128,7 @@ impl State {
 
     /// The mirror has ended, or moves to another one.
     pub(crate) fn has_ended(&self) -> bool {
-        self.closed || !matches!(self.transfer, RoleTransfer::None)
+        self.closed || matches!(self.transfer, RoleTransfer::Running | RoleTransfer::Done(_))
     }
 
     /// The local leg has failed and no peer serves the volume.

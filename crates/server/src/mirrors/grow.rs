@@ -343,7 +343,7 @@ impl MirroredVolume {
 
     async fn exchange(
         self: &Rc<Self>,
-        begin_transfer: ReplicaTransfer,
+        mut begin_transfer: ReplicaTransfer,
         change: Replacement,
     ) -> Result<(), String> {
         let (target, log) = (self.target()?, self.log.borrow().clone());
@@ -360,6 +360,7 @@ impl MirroredVolume {
             return Err("the server is stopping".to_owned());
         }
         let next = self.new_mirror(replica)?;
+        begin_transfer.begin_replacement(&next);
         self.handle.set(Some(next.clone()));
         begin_transfer.finish(&next).await.map_err(|error| error.to_string())?;
         failed.map_or(Ok(()), |error| Err(error.to_string()))

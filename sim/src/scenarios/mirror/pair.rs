@@ -484,7 +484,7 @@ impl<const N: usize> Resizing<N> {
 
     /// Replaces the mirror.
     pub(super) async fn change(&self, mirror: &Mirror, change: Change) -> Result<(), String> {
-        let transfer = mirror.begin_transfer().await.map_err(|error| error.to_string())?;
+        let mut transfer = mirror.begin_transfer().await.map_err(|error| error.to_string())?;
         self.network.network().stop(self.node);
         let (replica, error) = match change {
             Change::Size(bytes) => transfer.resize(&self.device, None, bytes).await,
@@ -494,14 +494,20 @@ impl<const N: usize> Resizing<N> {
             }
         }
         .map_err(|error| error.to_string())?;
-        let next = self.run(mirror.versions(), replica);
+        let next = self.run(mirror.versions(), replica, |next| transfer.begin_replacement(next));
         transfer.finish(&next).await.map_err(|error| error.to_string())?;
         error.map_or(Ok(()), |error| Err(error.to_string()))
     }
 
-    fn run(&self, versions: LinkVersions, replica: Replica) -> Arc<Mirror> {
+    fn run(
+        &self,
+        versions: LinkVersions,
+        replica: Replica,
+        prepare: impl FnOnce(&Mirror),
+    ) -> Arc<Mirror> {
         let peers = members(self.peers.clone(), &replica.superblock());
         let next = Arc::new(Mirror::speaking(versions, replica, peers));
+        prepare(&next);
         self.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.network.network().serve(self.node, next.clone());
         spawn_detached(self.clone().follow_source(next.clone()));
@@ -522,7 +528,7 @@ impl<const N: usize> Resizing<N> {
             self.network.network().stop(self.node);
             now.abandon().await;
             let replica = Replica::open(self.device.clone(), None).await.expect("a sound disk");
-            let next = self.run(now.versions(), replica);
+            let next = self.run(now.versions(), replica, |_| {});
             next.start().await.expect("a sound disk");
         }
     }

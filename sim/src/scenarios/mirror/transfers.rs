@@ -195,6 +195,44 @@ fn steps<const N: usize>(group: &Group<N>, change: &Change) -> Duration {
     group.sim.now().since(begun)
 }
 
+/// Makes calls at every moment of a change to the mirror that the node has then. None fails.
+fn call_during<const N: usize>(group: &Group<N>, change: &Change) {
+    let ended: Rc<RefCell<Vec<bool>>> = Rc::default();
+    let done = begin(group, change);
+    let mut calls = 0;
+    while done.borrow().is_none() {
+        let (mirror, ended, kind) = (group.mirror(0), ended.clone(), calls % 3);
+        group.sim.spawn_on(group.nodes[0], async move {
+            let done = match kind {
+                0 => mirror.flush().await.is_ok(),
+                kind => call(&mirror, 1, kind == 1).await,
+            };
+            ended.borrow_mut().push(done);
+        });
+        calls += 1;
+        group.sim.run_for(Duration::from_micros(50));
+    }
+    assert_eq!(*done.borrow(), Some(Ok(())));
+    group.sim.run_for(Duration::from_secs(1));
+    let failed = ended.borrow().iter().filter(|done| !**done).count();
+    assert_eq!((failed, ended.borrow().len()), (0, calls));
+}
+
+/// Regression: calls that reached the replacement before it served failed.
+#[test]
+fn no_call_fails_while_volume_grows_or_peer_is_removed() {
+    for seed in 0..4 {
+        let pair = grown_pair(seed);
+        call_during(&pair, &GROWTH);
+        pair.clear();
+        let trio = Trio::new(seed, |_| {});
+        trio.isolate(2);
+        trio.sim.run_for(Duration::from_secs(3));
+        call_during(&trio, &removal());
+        trio.clear();
+    }
+}
+
 const MOMENTS: u32 = 24;
 
 #[test]
