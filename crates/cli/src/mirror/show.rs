@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use flagstone_runtime::time::Instant;
 use flagstone_server::api::mirror_document::{
-    ActionDocument, BadRangeCause, GroupDocument, LinkCompression, LinkDocument, MirrorDocument,
-    Mode, PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument,
-    VerifyDocument,
+    ActionDocument, BadRangeCause, FencingState, GroupDocument, LinkCompression, LinkDocument,
+    MirrorDocument, Mode, PeerDocument, ReplicaDocument, ReplicaRole, ReportedState,
+    ResyncDocument, VerifyDocument,
 };
 use flagstone_units::display::{count, duration, latency, size, three_digits};
 
@@ -113,6 +113,12 @@ fn failover(now: &MirrorDocument) -> String {
         |volume: &Option<String>| volume.as_ref().map_or(String::new(), |of| format!("{of}: "));
     let own = match (failover.obstacle, serving) {
         (None, true) => format!("{node} runs degraded without its peer"),
+        (None, false) if failover.fencing == Some(FencingState::Running) => {
+            format!("{node} has won, and is fencing the other node")
+        }
+        (None, false) if now.replica.as_ref().is_some_and(|replica| !replica.has_source) => {
+            format!("{node} serves as soon as the arbiter agrees")
+        }
         (None, false) => format!("{node} takes over if its source fails"),
         (Some(obstacle), _) => {
             let of = of(&failover.obstacle_volume);

@@ -1,6 +1,8 @@
 //! Advice about automatic failover: the decisions that are left to the operator.
 
-use super::mirror_document::{FailoverDocument, MirrorDocument, Obstacle, ReplicaDocument};
+use super::mirror_document::{
+    FailoverDocument, FencingState, MirrorDocument, Obstacle, ReplicaDocument,
+};
 
 pub(super) fn advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
     let failover = document.failover.as_ref()?;
@@ -75,10 +77,22 @@ fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> 
     }
 }
 
-/// The node does not serve, and no source is attached to it.
+/// The node does not serve, and no source is attached to it. `None` if advice about the replica or
+/// the peer says what to do.
 fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String> {
     let (volume, node) = (&document.volume, &document.node);
-    let obstacle = failover.obstacle?;
+    let Some(obstacle) = failover.obstacle else {
+        return Some(match failover.fencing {
+            Some(FencingState::Running) => format!(
+                "{node} has won at the arbiter and runs fence_command: it serves {volume} when the command \
+                 has stopped the other machine. Wait, because an order to serve would not"
+            ),
+            _ => format!(
+                "{node} asks the arbiter when the other node has not answered for failover_after, and serves \
+                 {volume} if the arbiter agrees: wait, or bring back the other node"
+            ),
+        });
+    };
     let cause = cause(failover, obstacle);
     let decide = format!(
         "bring back the other node; if it is gone for good and the data of {node} is good enough, run \
@@ -126,7 +140,6 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
         Obstacle::NeverRecorded | Obstacle::SeveralPeers | Obstacle::Manual | Obstacle::Unknown => {
             format!("{cause}: {node} does not serve {volume} by itself. To decide, {decide}")
         }
-        // Advice about the replica or the peer says what to do.
         Obstacle::Inconsistent
         | Obstacle::Device
         | Obstacle::Removed
@@ -156,6 +169,41 @@ mod tests {
     fn blocked(obstacle: Obstacle) -> FailoverDocument {
         let denial = asks_arbiter(obstacle).then(|| "etcd does not answer".to_owned());
         FailoverDocument { obstacle: Some(obstacle), denial, ..FailoverDocument::default() }
+    }
+
+    /// States of the peer of a node that does not serve and has no source.
+    const LOST: [ReportedState; 4] = [
+        ReportedState::Disconnected,
+        ReportedState::ResyncPending,
+        ReportedState::Target,
+        ReportedState::NoSource,
+    ];
+
+    /// Regression: beside the arbiter's decision, the advice about the lost peer was to wait for it
+    /// for ever, or to serve by force.
+    #[test]
+    fn advice_does_not_contradict_the_arbiter() {
+        for state in LOST {
+            let healthy = FailoverDocument { would_win: true, ..FailoverDocument::default() };
+            let fencing =
+                FailoverDocument { fencing: Some(FencingState::Running), ..healthy.clone() };
+            for (failover, part) in [(healthy, "asks the arbiter"), (fencing, "fence_command")] {
+                let advice = next(&with(state, false, failover.clone()));
+                assert!(matches!(&advice[..], [one] if one.contains(part)), "{state}: {advice:?}");
+                assert!(!advice.concat().contains("--force"), "{state}: {advice:?}");
+                // The address is another problem.
+                let mut unknown = with(state, false, failover);
+                unknown.peers[0].link.name_unknown = true;
+                let advice = next(&unknown);
+                let named = advice.concat().contains("address of b is unknown");
+                assert!(named && advice.len() == 2, "{state}: {advice:?}");
+                assert!(!advice.concat().contains("--force"), "{state}: {advice:?}");
+            }
+            for obstacle in [Obstacle::ArbiterSilent, Obstacle::Unfenced, Obstacle::Suspended] {
+                let advice = next(&with(state, false, blocked(obstacle)));
+                assert_eq!(advice.len(), 1, "{state}: {advice:?}");
+            }
+        }
     }
 
     #[test]

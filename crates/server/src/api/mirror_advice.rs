@@ -38,9 +38,33 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
         next.push(advice);
         return next;
     }
-    next.extend(failover_advice::advice(document, replica));
-    next.extend(document.peers.iter().filter_map(|peer| peer_advice((document, replica, peer))));
+    let failover = failover_advice::advice(document, replica);
+    // Advice about a lost peer is to serve by force, or to wait for it.
+    let is_decided = failover.is_some() && !replica.serving;
+    next.extend(failover);
+    let of_peer = |peer| match is_decided {
+        true => decided_advice((document, replica, peer)),
+        false => peer_advice((document, replica, peer)),
+    };
+    next.extend(document.peers.iter().filter_map(of_peer));
     next
+}
+
+/// Advice about a peer of a node that serves when the arbiter agrees.
+fn decided_advice(open: OpenMirror<'_>) -> Option<String> {
+    let (document, replica, peer) = open;
+    let is_lost = matches!(
+        peer.state,
+        ReportedState::ResyncPending
+            | ReportedState::Disconnected
+            | ReportedState::Target
+            | ReportedState::NoSource
+    );
+    match name_advice(open, false) {
+        _ if replica.removed => None,
+        None if !is_lost => peer_advice((document, replica, peer)),
+        name => name,
+    }
 }
 
 fn create_advice(volume: &str) -> String {
@@ -122,7 +146,7 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
     if replica.removed {
         return None;
     }
-    if let Some(advice) = name_advice(open) {
+    if let Some(advice) = name_advice(open, true) {
         return Some(advice);
     }
     let advice = match peer.state {
@@ -174,7 +198,9 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
     }
 }
 
-fn name_advice((document, replica, peer): OpenMirror<'_>) -> Option<String> {
+/// Advice about a wrong name, or an unknown address, of a peer. `forces` if the operator decides
+/// whether this node serves.
+fn name_advice((document, replica, peer): OpenMirror<'_>, forces: bool) -> Option<String> {
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
     let needed = match peer.state {
         ReportedState::ResyncPending | ReportedState::Disconnected => true,
@@ -188,11 +214,16 @@ fn name_advice((document, replica, peer): OpenMirror<'_>) -> Option<String> {
              it received"
         ));
     }
+    let decide = match forces {
+        true => format!(
+            ". If {name} has failed for good, `flagstone mirror failover {volume} --force` serves the volume here"
+        ),
+        false => String::new(),
+    };
     (peer.link.name_unknown && needed).then(|| {
         format!(
             "the address of {name} is unknown: check the name server, and `address` of [peer.{name}]. The \
-             lookup is repeated until it succeeds. If {name} has failed for good, `flagstone mirror \
-             failover {volume} --force` serves the volume here"
+             lookup is repeated until it succeeds{decide}"
         )
     })
 }
