@@ -49,8 +49,18 @@ impl RemoteDevice {
         subnqn: &Nqn,
         options: HostOptions,
     ) -> Result<Arc<RemoteDevice>, HostError> {
+        let durability = Durability::new(options.target_is_durable);
+        RemoteDevice::connect_path(address, subnqn, options, durability).await
+    }
+
+    /// As [`RemoteDevice::connect`], for one of several paths.
+    pub(super) async fn connect_path(
+        address: Address,
+        subnqn: &Nqn,
+        options: HostOptions,
+        durability: Arc<Durability>,
+    ) -> Result<Arc<RemoteDevice>, HostError> {
         let params = Arc::new(ConnectParams::new(address, *subnqn, options)?);
-        let durability = Durability::new(params.options.target_is_durable);
         let association = Association::new(params.clone(), durability.clone());
         let link = association.connect(params.options.nsid).await?;
         let shape = link.shape;

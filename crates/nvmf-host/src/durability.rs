@@ -6,6 +6,9 @@
 //! target kept the device open and every completed write with it. Other targets report none, so
 //! each of their links is an instance of its own, which ends with the link.
 //!
+//! Several paths may lead to one target, or to nodes with instances of their own that restore each
+//! other's writes. Paths that all join one instance lead to one target ([`PathGroup`]).
+//!
 //! Invariants:
 //! - a write counts for the instance that completed it, and a flush covers only its own instance;
 //! - an instance that ends, or has ended, with an unflushed write makes the device lose its writes;
@@ -34,12 +37,51 @@ enum DurabilityState {
     WritesLost,
 }
 
-/// Durability of a device's writes, shared by all cores.
+/// Durability of the writes of one path of a device, shared by all cores.
 pub(super) struct Durability {
     state: AtomicU8,
+    /// Index of the path.
+    path: usize,
+    group: Arc<PathGroup>,
+}
+
+/// The paths of a device, usually one. Until all have joined one instance, a device with several
+/// paths counts on its targets to restore completed writes; from then on, they are one target,
+/// which loses them when it restarts.
+pub(super) struct PathGroup {
+    /// State of all paths.
+    state: AtomicU8,
     /// The target restores completed writes after a crash.
-    target_is_durable: bool,
+    target_is_durable: AtomicBool,
+    /// Number of paths that show that they lead to one target; `None` if this makes no difference.
+    paths: Option<usize>,
     instances: Mutex<Instances>,
+}
+
+impl PathGroup {
+    /// `target_is_durable`: see [`HostOptions::target_is_durable`](super::HostOptions).
+    pub(super) fn new(paths: usize, target_is_durable: bool) -> Arc<PathGroup> {
+        let several = (paths > 1 && !target_is_durable).then_some(paths);
+        Arc::new(PathGroup {
+            state: AtomicU8::new(DurabilityState::Sound as u8),
+            target_is_durable: AtomicBool::new(target_is_durable || several.is_some()),
+            paths: several,
+            instances: Mutex::default(),
+        })
+    }
+
+    fn target_is_durable(&self) -> bool {
+        self.target_is_durable.load(Ordering::SeqCst)
+    }
+
+    /// A path has joined an identified instance. Called under the lock of the instances.
+    fn joined(&self, instance: &CacheInstance, path: usize) {
+        let bit = 1_u64.checked_shl(path as u32).unwrap_or(0);
+        let joined = instance.paths.fetch_or(bit, Ordering::SeqCst) | bit;
+        if self.paths.is_some_and(|paths| joined.count_ones() as usize == paths) {
+            self.target_is_durable.store(false, Ordering::SeqCst);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -59,6 +101,8 @@ pub(super) struct CacheInstance {
     /// How many of them are durable: a flush that began after their completion has succeeded.
     durable: AtomicU64,
     ended: AtomicBool,
+    /// The paths that have joined it, one bit each.
+    paths: AtomicU64,
 }
 
 impl CacheInstance {
@@ -68,6 +112,7 @@ impl CacheInstance {
             completed: AtomicU64::new(0),
             durable: AtomicU64::new(0),
             ended: AtomicBool::new(false),
+            paths: AtomicU64::new(0),
         })
     }
 
@@ -88,21 +133,24 @@ impl CacheInstance {
 }
 
 impl Durability {
-    /// `target_is_durable`: see [`HostOptions::target_is_durable`](super::HostOptions).
+    /// For a device with one path; `target_is_durable` as for [`PathGroup::new`].
     pub(super) fn new(target_is_durable: bool) -> Arc<Durability> {
-        Arc::new(Durability {
-            state: AtomicU8::new(DurabilityState::Sound as u8),
-            target_is_durable,
-            instances: Mutex::default(),
-        })
+        Durability::of(&PathGroup::new(1, target_is_durable), 0)
     }
 
-    /// A link to `id` is up. Every other identified instance has ended: only one can be at this
-    /// address. A link that was made before the restart and joins after it ends no later instance.
+    /// For the path with this index.
+    pub(super) fn of(group: &Arc<PathGroup>, path: usize) -> Arc<Durability> {
+        let state = AtomicU8::new(DurabilityState::Sound as u8);
+        Arc::new(Durability { state, path, group: group.clone() })
+    }
+
+    /// A link to `id` is up. Every other identified instance has ended: one target has only one at
+    /// a time. A link that was made before the restart and joins after it ends no later instance.
     pub(super) fn join(&self, id: Option<NamespaceInstance>) -> Arc<CacheInstance> {
-        let mut instances = self.instances.lock();
+        let mut instances = self.group.instances.lock();
         let Instances { live, ended } = &mut *instances;
         if let Some(known) = live.iter().find(|instance| id.is_some() && instance.id == id) {
+            self.group.joined(known, self.path);
             return known.clone();
         }
         let instance = CacheInstance::new(id);
@@ -119,6 +167,9 @@ impl Durability {
             stays
         });
         ended.drain(..ended.len().saturating_sub(ENDED_INSTANCES_MAX));
+        if id.is_some() {
+            self.group.joined(&instance, self.path);
+        }
         live.push(instance.clone());
         instance
     }
@@ -126,7 +177,7 @@ impl Durability {
     /// A link is down. An identified instance may return with the next link.
     pub(super) fn leave(&self, instance: &Arc<CacheInstance>) {
         if instance.id.is_none() {
-            let mut instances = self.instances.lock();
+            let mut instances = self.group.instances.lock();
             // The target may have crashed: the other links, whose writes are lost then, too, may
             // not know yet.
             instances.live.retain(|known| !Arc::ptr_eq(known, instance));
@@ -141,7 +192,7 @@ impl Durability {
 
     /// Live instances, each with the number of writes that a flush over it covers from now on.
     pub(super) fn completed(&self) -> Vec<(u64, Arc<CacheInstance>)> {
-        let instances = self.instances.lock();
+        let instances = self.group.instances.lock();
         instances.live.iter().map(|one| (one.completed(), one.clone())).collect()
     }
 
@@ -164,7 +215,7 @@ impl Durability {
 
     #[cold]
     fn writes_lost(&self) {
-        if !self.target_is_durable {
+        if !self.group.target_is_durable() {
             tracing::error!(
                 "the target restarted, or its connection was lost, before completed writes were \
                  flushed: they may be lost, and the device is unusable until it is reopened"
@@ -183,10 +234,14 @@ impl Durability {
 
     fn worsen(&self, state: DurabilityState) {
         self.state.fetch_max(state as u8, Ordering::SeqCst);
+        if !self.group.target_is_durable() {
+            self.group.state.fetch_max(state as u8, Ordering::SeqCst);
+        }
     }
 
     fn is_at_most(&self, state: DurabilityState) -> bool {
-        self.state.load(Ordering::SeqCst) <= state as u8
+        let of_all = &self.group.state;
+        [&self.state, of_all].iter().all(|found| found.load(Ordering::SeqCst) <= state as u8)
     }
 
     /// Fails reads after writes were lost.
@@ -206,11 +261,13 @@ impl Durability {
     /// True if writes are unflushed that a flush of `own` does not cover, because the target does
     /// not prove that it is one instance over all links.
     pub(super) fn has_unflushed_besides(&self, own: Option<&Arc<CacheInstance>>) -> bool {
-        let instances = self.instances.lock();
-        instances
-            .live
-            .iter()
-            .any(|other| other.has_unflushed() && !own.is_some_and(|own| Arc::ptr_eq(own, other)))
+        // An identified instance of another node restores its writes.
+        let counts = |other: &CacheInstance| other.id.is_none() || !self.group.target_is_durable();
+        let instances = self.group.instances.lock();
+        instances.live.iter().any(|other| {
+            let is_own = own.is_some_and(|own| Arc::ptr_eq(own, other));
+            counts(other) && other.has_unflushed() && !is_own
+        })
     }
 }
 
@@ -283,7 +340,7 @@ mod tests {
         for number in 0..=u8::MAX {
             durability.join(Some(NamespaceInstance([number; 16])));
         }
-        let instances = durability.instances.lock();
+        let instances = durability.group.instances.lock();
         assert_eq!((instances.live.len(), instances.ended.len()), (1, ENDED_INSTANCES_MAX));
         assert_eq!(instances.ended.back().map(|id| id.0[0]), Some(u8::MAX - 1));
     }
@@ -321,6 +378,52 @@ mod tests {
         durability.write_completed(&first);
         durability.join(SECOND);
         assert_eq!(durability.check_change(), Ok(()));
+    }
+
+    fn paths(count: usize) -> Vec<Arc<Durability>> {
+        let group = PathGroup::new(count, false);
+        (0..count).map(|path| Durability::of(&group, path)).collect()
+    }
+
+    /// Regression: over several addresses of one target, a flush after its restart succeeded.
+    #[test]
+    fn paths_of_one_instance_lose_its_writes_together() {
+        let paths = paths(2);
+        let first = paths[0].join(FIRST);
+        assert!(Arc::ptr_eq(&first, &paths[1].join(FIRST)));
+        paths[0].write_completed(&first);
+        paths[1].join(SECOND);
+        assert!(paths.iter().all(|path| is_lost(path)));
+    }
+
+    #[test]
+    fn flush_over_one_path_covers_the_other() {
+        let paths = paths(2);
+        let [one, two] = [0, 1].map(|path: usize| paths[path].join(FIRST));
+        paths[0].write_completed(&one);
+        assert!(!paths[1].has_unflushed_besides(Some(&two)));
+        two.flushed(two.completed());
+        paths[1].join(SECOND);
+        assert!(!paths.iter().any(|path| is_lost(path)));
+        paths[0].flush_failed(IoError::WriteFault);
+        assert!(paths.iter().all(|path| path.check_change().is_err()), "it is one target");
+    }
+
+    /// The nodes of a mirror have instances of their own, also if one has two addresses.
+    #[test]
+    fn nodes_with_other_instances_restore_writes() {
+        let paths = paths(3);
+        let first = paths[0].join(FIRST);
+        paths[1].join(FIRST);
+        paths[0].write_completed(&first);
+        let second = paths[2].join(SECOND);
+        paths[2].write_completed(&second);
+        paths[0].join(FIRST);
+        assert!(!paths[0].has_unflushed_besides(Some(&first)));
+        assert!(!paths.iter().any(|path| is_lost(path)));
+        paths[0].flush_failed(IoError::WriteFault);
+        let fail = paths.iter().filter(|path| path.check_change().is_err());
+        assert_eq!(fail.count(), 1, "another node may go on");
     }
 
     #[test]

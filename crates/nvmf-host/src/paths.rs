@@ -11,6 +11,7 @@ use flagstone_runtime::net::Address;
 use flagstone_runtime::time::Backoff;
 use flagstone_runtime::{Buf, BufMut, buf, spawn_detached, time};
 
+use super::durability::{Durability, PathGroup};
 use super::identify_data::NamespaceShape;
 use super::{HostError, HostOptions, RemoteDevice};
 use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
@@ -24,10 +25,14 @@ use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
 ///
 /// A call that moves to another path may already have been executed on the first, or may still be
 /// executed there later. Nodes that serve the same namespace must therefore fence the abandoned
-/// one, as Flagstone's mirror does with its epochs. They must also know among themselves which
-/// completed writes a crashed node has lost, as the mirror does with its out-of-sync bitmap: this
-/// host does not fail flushes after a restart or a change of the path. After a failed flush,
-/// changes and flushes over its path fail until the device is reopened.
+/// one, as Flagstone's mirror does with its epochs.
+///
+/// Paths that all lead to one instance of the namespace lead to one target, whose restart with
+/// unflushed writes makes the device fail like a [`RemoteDevice`]. Otherwise, the nodes must know
+/// among themselves which completed writes a crashed node has lost, as the mirror does with its
+/// out-of-sync bitmap. Not even they know after a crash of all, or of the only one that was served:
+/// this host does not fail flushes after that. After a failed flush, changes and flushes over its
+/// path fail until the device is reopened.
 pub struct MultipathDevice(Arc<Paths>);
 
 struct Paths {
@@ -36,6 +41,7 @@ struct Paths {
     paths: Vec<Path>,
     current: AtomicUsize,
     timeout: Duration,
+    group: Arc<PathGroup>,
 }
 
 struct Path {
@@ -54,16 +60,17 @@ impl MultipathDevice {
         options: HostOptions,
     ) -> Result<Arc<MultipathDevice>, HostError> {
         let timeout = options.loss_timeout;
+        let group = PathGroup::new(addresses.len(), options.target_is_durable);
         // Each path fails immediately, because others remain.
-        let options =
-            HostOptions { loss_timeout: Duration::ZERO, target_is_durable: true, ..options };
+        let options = HostOptions { loss_timeout: Duration::ZERO, ..options };
         let mut failure = HostError::Options("a namespace needs at least one address");
         let mut shape: Option<NamespaceShape> = None;
         let mut paths = Vec::with_capacity(addresses.len());
-        for address in addresses {
+        for (index, address) in addresses.into_iter().enumerate() {
             let device = OnceLock::new();
             let options = options_of(&options, shape.as_ref());
-            match RemoteDevice::connect(address.clone(), subnqn, options).await {
+            let durability = Durability::of(&group, index);
+            match RemoteDevice::connect_path(address.clone(), subnqn, options, durability).await {
                 Ok(found) => {
                     let first = shape.get_or_insert(*found.shape());
                     if !leads_to(first, found.shape()) {
@@ -85,7 +92,7 @@ impl MultipathDevice {
         }
         let shape = shape.ok_or(failure)?;
         let current = AtomicUsize::new(0);
-        let inner = Arc::new(Paths { shape, paths, current, timeout });
+        let inner = Arc::new(Paths { shape, paths, current, timeout, group });
         for index in 0..inner.paths.len() {
             if inner.paths[index].device.get().is_none() {
                 let (inner, subnqn) = (Arc::downgrade(&inner), *subnqn);
@@ -120,10 +127,12 @@ fn leads_to(shape: &NamespaceShape, found: &NamespaceShape) -> bool {
 async fn reconnect(inner: Weak<Paths>, index: usize, subnqn: Nqn, options: HostOptions) {
     loop {
         time::sleep(PATH_RECONNECT).await;
-        let Some(address) = inner.upgrade().map(|inner| inner.paths[index].address.clone()) else {
-            return;
-        };
-        let found = RemoteDevice::connect(address.clone(), &subnqn, options.clone()).await;
+        let path = inner
+            .upgrade()
+            .map(|inner| (inner.paths[index].address.clone(), Durability::of(&inner.group, index)));
+        let Some((address, durability)) = path else { return };
+        let found =
+            RemoteDevice::connect_path(address.clone(), &subnqn, options.clone(), durability).await;
         let Some(inner) = inner.upgrade() else { return };
         match found {
             Ok(found)

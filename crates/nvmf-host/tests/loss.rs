@@ -14,7 +14,7 @@ use flagstone_blockdev::{
     SharedDevice, ZeroFlags,
 };
 use flagstone_conformance::crash::{BLOCK_BYTES, BLOCKS, CrashLedger, read, write};
-use flagstone_nvmf_host::{HostOptions, RemoteDevice};
+use flagstone_nvmf_host::{HostOptions, MultipathDevice, RemoteDevice};
 use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
@@ -23,6 +23,21 @@ use flagstone_runtime::{spawn, time};
 const DISK: &str = "/dev/disk";
 /// Seeds of the random tests; each takes milliseconds.
 const SEEDS: u64 = 100;
+
+/// Another address of the target at this one.
+fn second_of(address: &Address) -> Address {
+    match address {
+        Address::Tcp(first) => Address::Tcp((first.ip(), 4421).into()),
+        Address::Unix(_) => unreachable!("the target has TCP addresses"),
+    }
+}
+
+async fn listen(target: Arc<Target>, address: Address) {
+    let listener = Listener::bind(&address).unwrap();
+    while let Ok(stream) = listener.accept().await {
+        drop(spawn(serve(target.clone(), stream)));
+    }
+}
 
 /// Target on one node, and another node for hosts.
 struct World {
@@ -66,10 +81,8 @@ impl World {
             let namespace = NamespaceConfig { nsid: None, device, uuid: [7; 16], read_only: false };
             target.add_namespace(&subnqn(), namespace).unwrap();
             *served.borrow_mut() = Some(target.clone());
-            let listener = Listener::bind(&address).unwrap();
-            while let Ok(stream) = listener.accept().await {
-                drop(spawn(serve(target.clone(), stream)));
-            }
+            drop(spawn(listen(target.clone(), second_of(&address))));
+            listen(target, address).await;
         }));
     }
 
@@ -170,6 +183,51 @@ fn lost_unflushed_write_poisons_device() {
             device.flush().await.unwrap();
         };
         world.host(reopened, async |_| {});
+    }
+}
+
+/// Regression: a device with two addresses of the target did not notice its restart.
+#[test]
+fn lost_unflushed_write_poisons_multipath_device() {
+    for flushes in [false, true] {
+        let world = World::new(1);
+        let addresses = vec![world.address.clone(), second_of(&world.address)];
+        let step = Step::default();
+        let steps = step.clone();
+        let host = world.sim.spawn_on(world.host, async move {
+            let options = HostOptions { loss_timeout: Duration::from_secs(60), ..options() };
+            let nqn = subnqn();
+            let device = loop {
+                let found = MultipathDevice::connect(addresses.clone(), &nqn, options.clone());
+                match found.await {
+                    Ok(device) => break device,
+                    Err(_) => time::sleep(Duration::from_millis(1)).await,
+                }
+            };
+            // The second address may have needed another attempt.
+            time::sleep(Duration::from_secs(10)).await;
+            write(&device, 0, 1, false).await.unwrap();
+            if flushes {
+                device.flush().await.unwrap();
+            }
+            steps.set(1);
+            steps.until(2).await;
+            if flushes {
+                assert_eq!((device.flush().await, read(&device, 0).await), (Ok(()), Ok(1)));
+                return;
+            }
+            assert_eq!(device.flush().await, Err(IoError::Poisoned));
+            assert!(device.must_reopen());
+            assert_eq!(write(&device, 0, 9, true).await, Err(IoError::Poisoned));
+            assert_eq!(read(&device, 0).await, Err(IoError::Poisoned));
+        });
+        world.sim.block_on(async {
+            step.until(1).await;
+            world.sim.power_off(world.target);
+            world.restart();
+            step.set(2);
+            host.await.unwrap();
+        });
     }
 }
 
