@@ -193,8 +193,13 @@ fn rows() -> Vec<Row> {
         row("break", desired(DesiredState::Detached)),
         row("continue; connected", desired(DesiredState::Connected)),
         leg(
-            "continue; paused or broken",
+            "continue; paused",
             |leg| leg.desired = DesiredState::Paused,
+            desired(DesiredState::Connected),
+        ),
+        leg(
+            "continue; broken",
+            |leg| leg.desired = DesiredState::Detached,
             desired(DesiredState::Connected),
         ),
         leg("continue; split brain", |leg| leg.phase = SPLIT, desired(DesiredState::Connected)),

@@ -13,12 +13,12 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::PeerRequest;
-use flagstone_mirror::{Ack, Mode, OnPeerLoss, PeerOptions, RoleError};
+use flagstone_mirror::{Ack, CommandError, Mode, OnPeerLoss, PeerOptions, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};
 
 use super::link::CallOutcome;
-use super::pair::{BLOCK, DATA, METADATA, Pair, SUPERBLOCKS, fill};
+use super::pair::{BLOCK, BLOCKS, DATA, METADATA, Pair, SUPERBLOCKS, fill};
 
 pub(super) fn unwritable(pair: &Pair, index: usize, range: Range<u64>) {
     set(pair, index, DiskFaults::default().unwritable_at(range));
@@ -261,6 +261,36 @@ fn flush_does_not_wait_for_resync() {
     pair.write(0, 5, 3).expect("the peer is attached");
     assert_eq!(begin_flush(&pair).get(), Some(Ok(())));
     assert_eq!(pair.state(0), MirrorState::Resynchronizing);
+}
+
+/// Regression: a break whose marks could not be written failed, and left everything marked. The
+/// marks are made by `continue`, which changes nothing if that fails.
+#[test]
+fn break_makes_no_marks() {
+    let pair = Pair::new(31, |_| {});
+    pair.write(0, 9, 1).expect("both are there");
+    pair.sim.run_for(Duration::from_secs(5));
+    unwritable(&pair, 0, METADATA.start..SUPERBLOCKS.start);
+    let order = |desired| {
+        pair.on(0, move |mirror| async move { mirror.set_desired_state(0, desired).await })
+    };
+    order(DesiredState::Detached).expect("the superblock is written");
+    assert_eq!(pair.state(0), MirrorState::Broken);
+    assert_eq!(pair.peer_status(0).out_of_sync_bytes, 0);
+    let failed = order(DesiredState::Connected);
+    assert!(matches!(failed, Err(CommandError::Role(RoleError::Io(_)))), "{failed:?}");
+    assert_eq!(pair.state(0), MirrorState::Broken);
+    // The device takes no writes after the failure of a flush.
+    pair.end(0, false);
+    set(&pair, 0, DiskFaults::default());
+    pair.cut();
+    pair.restart(0);
+    pair.sim.run_for(Duration::from_secs(2));
+    assert_eq!(pair.state(0), MirrorState::Broken);
+    order(DesiredState::Connected).expect("a sound disk");
+    assert_eq!(pair.peer_status(0).out_of_sync_bytes, BLOCKS * BLOCK, "everything is copied");
+    pair.network().heal();
+    pair.becomes_in_sync(0);
 }
 
 /// Durable content of a leg: its content after a power loss.

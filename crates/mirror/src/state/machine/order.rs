@@ -156,13 +156,15 @@ fn set_desired(state: &MachineState, leg: usize, desired: DesiredState) -> Trans
     // A peer that may take over would do so when its session ends.
     let exclude = Action::ExcludePeer(leg);
     let store = Action::StoreDesired(leg, desired);
-    let actions = match desired {
-        DesiredState::Connected => Actions::of(&[store, Action::Reconnect]),
-        DesiredState::Paused => Actions::of(&[exclude, store, Action::Reconnect]),
-        // Untracked blocks count as different from now on, also after a restart.
-        DesiredState::Detached => {
-            Actions::of(&[exclude, Action::MarkAll(leg), store, Action::Reconnect])
+    let is_source = state.role.stored() == ReplicaRole::Source;
+    let actions = match (desired, own.desired) {
+        // Not before: if the order failed at its marks, the mirror would not be broken, and
+        // everything would be out of sync.
+        (DesiredState::Connected, DesiredState::Detached) if is_source => {
+            Actions::of(&[Action::MarkAll(leg), store, Action::Reconnect])
         }
+        (DesiredState::Connected, _) => Actions::of(&[store, Action::Reconnect]),
+        _ => Actions::of(&[exclude, store, Action::Reconnect]),
     };
     Ok((after, actions))
 }
