@@ -186,6 +186,10 @@ pub const REFUSAL_MS: u64 = 500;
 /// Pause before a peer is fenced again after the command failed, in milliseconds.
 pub const FENCE_RETRY_MS: u64 = 5000;
 
+/// How long a grant that waits for the command which fences the peer is used without an answer of
+/// the arbiter, in milliseconds. In the meantime, the operator may have ordered the peer to serve.
+pub const GRANT_MS: u64 = 60_000;
+
 /// How long a planned stop waits for the hand-over to the peer, in milliseconds: longer than the
 /// default timeout of a link, and well below the 90 s of service managers.
 pub const LEAVE_MS: u64 = 10_000;

@@ -19,6 +19,7 @@ use flagstone_arbiter::race::Denial;
 
 use super::Failover;
 use super::members::Attachments;
+use crate::limits::GRANT_MS;
 use crate::mirror::Inner;
 use crate::state::arbitration::{Step, step};
 use crate::state::machine::RoleAnswer;
@@ -78,11 +79,14 @@ pub(super) struct Grant {
     /// Number of attachments of a source before the grant. A later attachment may have replaced the
     /// record.
     attachments: Attachments,
+    /// End of its validity without an answer of the arbiter, as [`Inner::boot_ns`].
+    until_ns: u64,
 }
 
 impl Failover {
     pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: Attachments) {
-        *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
+        let until_ns = Inner::boot_ns().saturating_add(GRANT_MS * 1_000_000);
+        *self.grant.lock() = Some(Grant { record: record.clone(), attachments, until_ns });
     }
 
     pub(super) fn forget_grant(&self) {
@@ -90,8 +94,8 @@ impl Failover {
     }
 
     /// Record of an earlier grant. Each run of the command is preceded by a race, so that an
-    /// operator's order at the other node is noticed. A silent arbiter revokes nothing; any other
-    /// denial does.
+    /// operator's order at the other node is noticed. A silent arbiter revokes nothing that it
+    /// granted less than [`GRANT_MS`] ago; any other denial does.
     pub(super) fn grant_despite(
         &self,
         now: Step,
@@ -102,7 +106,9 @@ impl Failover {
         if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
             *grant = None;
         }
-        let valid = grant.as_ref().filter(|grant| grant.attachments == *attachments);
+        let is_valid =
+            |grant: &&Grant| grant.attachments == *attachments && Inner::boot_ns() < grant.until_ns;
+        let valid = grant.as_ref().filter(is_valid);
         valid.map(|grant| grant.record.clone())
     }
 }

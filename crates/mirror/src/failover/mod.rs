@@ -408,7 +408,8 @@ impl Inner {
         let denial = self.failover.denial.lock().clone();
         let offer = *self.failover.offer.lock();
         let is_removed = self.local.superblock().removed;
-        let is_unfenced = self.failover.fencing_has_failed();
+        // A later race may have ended without a grant.
+        let is_unfenced = self.failover.fencing_has_failed() && denial.is_none();
         let is_device_failed = self.failover.device_has_failed();
         let is_behind =
             offer == Some(LossPermission::Behind) || !is_attached && self.failover.is_behind();

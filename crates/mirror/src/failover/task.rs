@@ -249,6 +249,7 @@ impl Inner {
         if let (Step::Watch, Some(read)) = (now, &ended.first_read) {
             self.compared((&ask, proof), read).await.map_err(|_| Denied)?;
         }
+        let has_answered = ended.outcome.is_ok();
         let record = match ended.outcome {
             Ok(record) => {
                 let replica = superblock.replica;
@@ -268,7 +269,10 @@ impl Inner {
             },
         };
         if now.takes_role() && peer_may_have_served(self.machine_state().role) {
-            self.failover.keep_grant(&record, attachments.clone());
+            // One that is used despite silence ends as before.
+            if has_answered {
+                self.failover.keep_grant(&record, attachments.clone());
+            }
             match self.unless_due(now, self.fence_peer(now)).await {
                 Ok(true) => {}
                 Ok(false) => return Err(Denied),

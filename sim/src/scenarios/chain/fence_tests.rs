@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flagstone_mirror::limits::GRANT_MS;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_runtime::sim::DiskFaults;
 
@@ -147,6 +148,25 @@ fn failed_fencing_is_repeated_without_arbiter() {
     assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
     cluster.store().fence_fails.set(NEVER);
     cluster.pass(3 * FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// The operator may order the other node to serve, which this node notices at the arbiter only.
+#[test]
+fn grant_is_not_used_long_after_the_arbiter_answered() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.store().down.set(true);
+    cluster.pass(Duration::from_millis(GRANT_MS) + FAILOVER_TIME);
+    let before = fenced(&cluster);
+    cluster.store().fence_fails.set(NEVER);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!((cluster.active(), fenced(&cluster)), (None, before), "{}", cluster.describe());
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));
+    cluster.store().down.set(false);
+    cluster.pass(2 * FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
