@@ -47,6 +47,8 @@ mod fence_tests;
 mod hand_over_tests;
 mod history;
 mod hosts;
+#[cfg(test)]
+mod lease_tests;
 mod link_keys;
 mod operator;
 #[cfg(test)]
