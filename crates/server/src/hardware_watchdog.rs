@@ -2,9 +2,13 @@
 //! taken over does not come back to life.
 //!
 //! ```text
-//! last renewal of a lease ── the server hangs ──── reset at the latest ── the peer may serve
-//!                         │←─ time-out, whole seconds, at most the lease ─→│
+//! last feeding ── the server hangs ──── reset at the latest
+//! │←─ time-out, whole seconds, at most the lease ─→│
 //! ```
+//!
+//! The peer may serve before the reset: it counts from its last answer, and a source that lives
+//! without its peer is fed. Until the reset, the end of its lease keeps a source that comes back to
+//! life from answering reads, and the arbiter's record from acknowledging writes.
 //!
 //! Invariants:
 //! - the device is fed only after every executor has run a task since the last time;
