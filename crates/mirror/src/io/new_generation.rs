@@ -118,7 +118,11 @@ impl Inner {
 
 async fn bump_generation(inner: Arc<Inner>) {
     inner.freeze_group();
-    let lost = due(&inner.lock());
+    let (lost, opened) = {
+        let state = inner.lock();
+        let opened: Vec<u64> = state.legs.iter().map(|leg| leg.last_open_session).collect();
+        (due(&state), opened)
+    };
     if inner.failover.is_automatic() {
         // The task that asks the arbiter waits for changes.
         inner.change(|_| {});
@@ -132,8 +136,10 @@ async fn bump_generation(inner: Arc<Inner>) {
         state.bumping_generation = false;
         state.generation_error = result.err();
         if result.is_ok() && recorded {
-            for (leg, lost) in state.legs.iter_mut().zip(lost) {
-                leg.generation_bumped |= lost;
+            for (leg, (lost, opened)) in state.legs.iter_mut().zip(lost.into_iter().zip(opened)) {
+                // A peer that returned meanwhile may have adopted this generation, and may be lost
+                // again.
+                leg.generation_bumped |= lost && leg.last_open_session == opened;
                 if lost {
                     leg.degraded_as = Generation::NONE;
                 }

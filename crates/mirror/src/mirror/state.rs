@@ -154,6 +154,8 @@ pub(crate) struct LegState {
     /// Identifies the session. Each new session gets the next number.
     pub(crate) session_id: u64,
     pub(crate) receives_writes: bool,
+    /// The last session that received writes; 0 for none.
+    pub(crate) last_open_session: u64,
     /// With automatic failover: the peer has admitted this session as its source.
     pub(crate) is_admitted: bool,
     /// A generation was started after this peer was lost.

@@ -325,6 +325,7 @@ impl Inner {
             if current {
                 let own: &mut LegState = &mut state.legs[leg];
                 (own.receives_writes, own.has_unflushed) = (true, false);
+                own.last_open_session = session_id;
                 own.opened_group_session = self.group.is_some();
             }
             current

@@ -14,7 +14,7 @@ use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::PeerRequest;
 
 use super::link::CallOutcome;
-use super::pair::{BLOCK, Trio, fill};
+use super::pair::{BLOCK, DATA, Trio, fill};
 
 /// Longer than the keep-alive timeout and the reconnect delay.
 const A_WHILE: Duration = Duration::from_secs(10);
@@ -74,6 +74,32 @@ fn ask_alone(trio: &Trio, asked: CallOutcome) -> Rc<Cell<u64>> {
     trio.sim.run_for(A_MOMENT);
     trio.part(0, 1);
     promotes
+}
+
+/// Rule 1 for a peer that returns while a generation is being recorded, adopts it, and is lost
+/// again: the generation that was begun for its first loss does not count for the second.
+#[test]
+fn rule_1_holds_for_peer_lost_twice_during_generation() {
+    let trio = trio(1);
+    trio.isolate(1);
+    trio.sim.run_for(A_WHILE);
+    // The other target is slow to adopt the new generation.
+    trio.sim.stall(trio.nodes[2], DATA, Duration::from_secs(3));
+    let written = Rc::new(Cell::new(false));
+    let (mirror, done) = (trio.mirror(0), written.clone());
+    let before = trio.superblock(0).current;
+    trio.sim.spawn_on(trio.nodes[0], async move {
+        fill(&mirror, 7, 3).await.expect("two nodes are there");
+        done.set(true);
+    });
+    until(&trio, || trio.superblock(0).current != before);
+    trio.network().heal();
+    let current = |index: usize| trio.superblock(index).current;
+    until(&trio, || current(1) == current(0));
+    trio.isolate(1);
+    assert!(!written.get(), "the other target has answered");
+    until(&trio, || written.get());
+    assert_ne!(current(0), current(1), "node 1 looks current, and lacks the write");
 }
 
 #[test]
