@@ -283,8 +283,12 @@ fn identity_to_wire(identity: &ReplicaIdentity) -> wire::IdentifyReplica {
     let versions = identity.versions.lowest().0..=identity.versions.highest().0;
     let mut encoded = wire::IdentifyReplica::new(role, versions);
     encoded.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
-    let discards = wire::IdentifyReplica::DISCARDS;
-    encoded.resolution = if identity.is_discarding { discards } else { 0 };
+    let resolution = [
+        (identity.is_discarding, wire::IdentifyReplica::DISCARDS),
+        (identity.has_source, wire::IdentifyReplica::HAS_SOURCE),
+    ];
+    let set = resolution.iter().filter(|(is, _)| *is);
+    encoded.resolution = set.fold(0, |all, (_, flag)| all | flag);
     encoded.bit_bytes = U32::new(bit_bytes);
     encoded.usable_bytes = U64::new(usable_bytes);
     encoded.room_bytes = U64::new(room_bytes);
@@ -356,6 +360,7 @@ fn identity_from_wire(
         is_serving,
         volatile_cache: encoded.has(wire::IdentifyReplica::VOLATILE_CACHE),
         is_discarding: encoded.resolution & wire::IdentifyReplica::DISCARDS != 0,
+        has_source: encoded.resolution & wire::IdentifyReplica::HAS_SOURCE != 0,
         versions,
     }
 }

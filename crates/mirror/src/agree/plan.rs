@@ -123,6 +123,7 @@ mod tests {
             is_serving: false,
             volatile_cache: true,
             is_discarding: false,
+            has_source: false,
             versions,
         }
     }

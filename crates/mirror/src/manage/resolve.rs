@@ -7,7 +7,7 @@ use crate::manage::command::CommandError;
 use crate::mirror::{Inner, Mirror};
 use crate::session::connect::CloseOnDrop;
 use crate::session::split_brain::common;
-use crate::state::machine::{OperatorOrder, OrderRefusal, Resolution};
+use crate::state::machine::{Event, OperatorOrder, OrderRefusal, Resolution, next};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{
     PeerRefusal, PeerRequest, ReplicaIdentity, RequestError, execute, identify,
@@ -42,6 +42,13 @@ impl Inner {
             true => Err(CommandError::GroupServes),
             false => Ok(()),
         }
+    }
+
+    /// Refuses to discard data for which a source counts on this node.
+    fn check_own_discard(&self) -> Result<(), CommandError> {
+        let (after, _) = next(&self.machine_state(), Event::Order(OperatorOrder::Demote))?;
+        next(&after, Event::Discarded)?;
+        Ok(())
     }
 
     /// Identifies a peer and checks that there is a split brain.
@@ -102,6 +109,7 @@ impl Mirror {
         let inner = &self.0;
         let resolution = inner.begin_resolution(Resolution::Discards)?;
         inner.look_before_discard(leg).await?;
+        inner.check_own_discard()?;
         inner.check_group_unserved()?;
         let _order = inner.running_order();
         inner.order_alone(OperatorOrder::Demote).await?;
@@ -127,14 +135,16 @@ impl Mirror {
         if !keep_mine {
             resolution.begin(Resolution::Discards)?;
             inner.look_before_discard(leg).await?;
+            inner.check_own_discard()?;
             return inner.check_group_unserved();
         }
         resolution.begin(Resolution::KeepsOwn)?;
         let (_, peers, _) = inner.look_at_split(leg).await?;
         // Same check as in `Inner::discard_data` on the peer.
-        match peers.is_serving {
-            true => Err(RequestError::Refused(PeerRefusal::Serving).into()),
-            false => Ok(()),
+        match (peers.is_serving, peers.has_source) {
+            (true, _) => Err(RequestError::Refused(PeerRefusal::Serving).into()),
+            (false, true) => Err(RequestError::Refused(PeerRefusal::NotNow).into()),
+            (false, false) => Ok(()),
         }
     }
 }

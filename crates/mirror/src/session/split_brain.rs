@@ -135,6 +135,7 @@ mod tests {
             is_serving,
             volatile_cache: true,
             is_discarding: false,
+            has_source: false,
             versions: LinkVersions::SPOKEN,
         }
     }

@@ -464,6 +464,7 @@ impl Inner {
             is_serving: state.serving,
             volatile_cache: self.local.data().geometry().volatile_cache,
             is_discarding: state.resolution == Resolution::Discards,
+            has_source: state.attached.is_some(),
             versions: self.versions,
         }
     }

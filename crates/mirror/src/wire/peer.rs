@@ -359,6 +359,9 @@ pub struct ReplicaIdentity {
     pub volatile_cache: bool,
     /// It discards its data to end a split brain, or is about to.
     pub is_discarding: bool,
+    /// A source is attached to it, so it discards no data. False for releases that do not report
+    /// it.
+    pub has_source: bool,
     /// Versions of the link that it speaks.
     pub versions: LinkVersions,
 }

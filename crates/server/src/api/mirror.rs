@@ -450,6 +450,14 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         CommandError::Role(RoleError::Io(error)) => {
             failed(format!("the data or log device of {node} failed: {error}"))
         }
+        CommandError::Role(RoleError::Refused(OrderRefusal::PeerServes))
+            if matches!(effect, Effect::Resolve { .. }) =>
+        {
+            Problem::conflict(format!(
+                "{node} discards no data, because the node that serves {volume} counts on it as its target: \
+                 see `flagstone mirror status {volume}`"
+            ))
+        }
         // Decided after the peers were informed.
         CommandError::Role(RoleError::Refused(
             refusal @ (OrderRefusal::Overtaken

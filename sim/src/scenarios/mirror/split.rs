@@ -13,7 +13,7 @@ use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
 use flagstone_runtime::sim::SimLatency;
 use flagstone_runtime::time;
 
-use super::pair::{BLOCK, DATA, Pair};
+use super::pair::{BLOCK, DATA, Pair, Trio};
 
 /// Policy `keep-serving`: if both nodes served, the deposed one discards nothing by itself. After a
 /// demotion, it takes the other's data, of which nothing is lost.
@@ -58,6 +58,44 @@ fn split_brain_stays_without_a_policy() {
     pair.sim.run_for(Duration::from_secs(20));
     assert_eq!([0, 1].map(|index| pair.state(index)), [MirrorState::SplitBrain; 2]);
     assert_eq!([0, 1].map(|index| pair.leg(index)[BLOCK as usize]), [1, 2]);
+}
+
+/// Regression: a dry run announced that an attached target discards its data, which its source
+/// counts on.
+#[test]
+fn dry_run_spares_attached_target() {
+    let trio = Trio::new(6, |_| {});
+    trio.write(0, 5, 1).expect("all are there");
+    trio.isolate(0);
+    trio.write(0, 1, 1).expect("the peers are lost");
+    trio.on(2, |mirror| async move { mirror.failover().await }).expect("complete data");
+    trio.write(2, 1, 2).expect("a peer is lost");
+    trio.until_toward(2, 1, MirrorState::Mirroring);
+    trio.network().heal();
+    trio.until_toward(0, 1, MirrorState::SplitBrain);
+    let (there, here) = (Trio::leg_to(0, 1), Trio::leg_to(1, 0));
+    let kept = Err(CommandError::Peer(RequestError::Refused(PeerRefusal::NotNow)));
+    for round in 0..2 {
+        let found = trio.on(0, move |mirror| async move {
+            match round {
+                0 => mirror.check_resolve(there, true).await,
+                _ => mirror.resolve_keep_mine(there).await,
+            }
+        });
+        assert_eq!(found, kept, "round {round}");
+    }
+    let serves = Err(CommandError::Role(RoleError::Refused(OrderRefusal::PeerServes)));
+    for round in 0..2 {
+        let found = trio.on(1, move |mirror| async move {
+            match round {
+                0 => mirror.check_resolve(here, false).await,
+                _ => mirror.resolve_keep_peers(here).await,
+            }
+        });
+        assert_eq!(found, serves, "round {round}");
+    }
+    assert_eq!(trio.active(), [2]);
+    trio.until_toward(2, 1, MirrorState::Mirroring);
 }
 
 /// A dry run predicts the outcome of the real choice, because it queries the peer too.
