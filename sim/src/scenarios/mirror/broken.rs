@@ -290,7 +290,9 @@ fn break_makes_no_marks() {
     order(DesiredState::Connected).expect("a sound disk");
     assert_eq!(pair.peer_status(0).out_of_sync_bytes, BLOCKS * BLOCK, "everything is copied");
     pair.network().heal();
-    pair.becomes_in_sync(0);
+    pair.sim.run_for(Duration::from_secs(10));
+    // Both replicas have every write, and node 0 has crashed.
+    pair.becomes_in_sync(pair.active()[0]);
 }
 
 /// Durable content of a leg: its content after a power loss.
