@@ -54,7 +54,7 @@ use crate::options::{Mode, PeerOptions};
 use crate::session::bad_ranges::BadRanges;
 use crate::state::status::{DesiredState, LegPhase};
 
-pub(crate) use self::state::{AttachedSource, LegState, State, StateGuard};
+pub(crate) use self::state::{AttachedSource, GenerationBump, LegState, State, StateGuard};
 
 /// A mirrored volume on this node. Clones are handles to the same mirror.
 #[derive(Clone)]

@@ -69,7 +69,7 @@ impl MemberState {
                 .published
                 .is_some_and(|published| Some(published.session_id) == session_id),
             serving_right: state.serving_right,
-            write_waits: state.bumping_generation,
+            write_waits: state.generation_bump.is_running(),
         }
     }
 }

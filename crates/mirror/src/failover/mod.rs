@@ -50,7 +50,7 @@ use crate::io::fifo_lock::FifoLock;
 use crate::io::new_generation::due;
 use crate::manage::command::{CommandError, RoleOffer};
 use crate::manage::roles::Promotion;
-use crate::mirror::{Inner, Mirror, State, StateGuard};
+use crate::mirror::{GenerationBump, Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
 use crate::state::arbitration::{
     PeerExclusion, ServingRight, Situation, Step, Timing, compared_again_at, step,
@@ -465,7 +465,7 @@ impl Inner {
             revision: mark.revision,
             is_other_store: self.is_recorded_elsewhere(),
             published_until_ns: published.map(Published::compare_at_ns),
-            write_waits: state.bumping_generation,
+            write_waits: state.generation_bump.is_running(),
             now_ns,
             lease_until_ns: self.failover.lease.until_ns(),
             ask_not_before_ns: self.failover.lease.ask_not_before_ns(),
@@ -514,8 +514,9 @@ impl Inner {
         }
     }
 
-    /// Waits until a write that a peer lacks may be acknowledged. False if no peer lacks it any
-    /// more, or a peer may serve before the write has been copied to it.
+    /// Waits until a write that a peer lacks may be acknowledged: from then on, the difference is
+    /// being recorded. False if no peer lacks it any more, or a peer may serve before the write has
+    /// been copied to it.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when hosts are no longer served here.
@@ -523,7 +524,10 @@ impl Inner {
         let decided = |state: &mut StateGuard<'_>| match state.serving_right {
             _ if !state.serving => Some(Err(IoError::Unreachable)),
             ServingRight::Contested { .. } => (!due(state).contains(&true)).then_some(Ok(false)),
-            ServingRight::Manual | ServingRight::Alone(_) => Some(Ok(true)),
+            ServingRight::Manual | ServingRight::Alone(_) => {
+                state.generation_bump = GenerationBump::Records;
+                Some(Ok(true))
+            }
         };
         self.wait(decided).await
     }

@@ -20,7 +20,7 @@ use crate::id::Generation;
 use crate::io::call_admission::Counted;
 use crate::io::memory::with_memory;
 use crate::limits::PEERS_MAX;
-use crate::mirror::{Inner, State, StateGuard};
+use crate::mirror::{GenerationBump, Inner, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::state::status::LegPhase;
 use crate::wire::peer::{PeerRequest, execute};
@@ -50,13 +50,18 @@ impl Inner {
                 if state.local_device_failed || !due(&state).contains(&true) {
                     return Ok(());
                 }
-                !std::mem::replace(&mut state.bumping_generation, true)
+                let starts = !state.generation_bump.is_running();
+                if starts {
+                    state.generation_bump = GenerationBump::Waits;
+                }
+                starts
             };
             if start {
                 spawn_detached(bump_generation(self.clone()));
             }
             let ended = |state: &mut StateGuard<'_>| {
-                (!state.bumping_generation).then_some(state.generation_error)
+                let has_ended = !state.generation_bump.is_running();
+                has_ended.then_some(state.generation_error)
             };
             if let Some(error) = self.wait(ended).await {
                 return Err(error);
@@ -133,7 +138,7 @@ async fn bump_generation(inner: Arc<Inner>) {
         Err(error) => (Err(error), true),
     };
     inner.change(|state| {
-        state.bumping_generation = false;
+        state.generation_bump = GenerationBump::Idle;
         state.generation_error = result.err();
         if result.is_ok() && recorded {
             for (leg, (lost, opened)) in state.legs.iter_mut().zip(lost.into_iter().zip(opened)) {

@@ -372,7 +372,7 @@ impl Inner {
         let _role_change = self.begin_role_change().await;
         // A write in flight may be the first one without the peer, and start a generation.
         let unchanged = self.wait(|state: &mut StateGuard<'_>| {
-            if state.bumping_generation {
+            if state.generation_bump.is_running() {
                 return None;
             }
             let same = self.local.superblock().current == mine.view.generations.current;

@@ -124,7 +124,7 @@ impl Inner {
     /// Waits until no host write or flush is in flight. For reads see [`crate::io::device`].
     pub(crate) async fn drain(&self) {
         self.wait_for_calls(Counted::HostCall).await;
-        self.wait(|state| (!state.bumping_generation).then_some(())).await;
+        self.wait(|state| (!state.generation_bump.is_running()).then_some(())).await;
     }
 
     pub(crate) fn rank(&self) -> u64 {

@@ -29,6 +29,23 @@ use crate::state::machine::Resolution;
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
+/// Start of a generation, because a write lacks a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GenerationBump {
+    #[default]
+    Idle,
+    /// Nothing is recorded: the arbiter has not excluded the peer, which may return.
+    Waits,
+    /// The generation may be on the disk.
+    Records,
+}
+
+impl GenerationBump {
+    pub(crate) fn is_running(self) -> bool {
+        self != GenerationBump::Idle
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) role: ReplicaRole,
@@ -44,7 +61,7 @@ pub(crate) struct State {
     /// A flush of the local device failed earlier. Its contents may not be durable, even after
     /// later successful flushes, until a resync to it completes.
     pub(crate) unverified: bool,
-    pub(crate) bumping_generation: bool,
+    pub(crate) generation_bump: GenerationBump,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
     /// In a group with automatic failover: this mirror has started, and waits for its leader to

@@ -28,7 +28,7 @@ use crate::id::{Generation, MirrorId};
 use crate::io::call_admission::Counted;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::manage::order::OrderProgress;
-use crate::mirror::{Inner, LegState, State, StateGuard};
+use crate::mirror::{GenerationBump, Inner, LegState, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::session::outdated::NotOutdated;
 use crate::session::resync::PassEnd;
@@ -450,12 +450,14 @@ async fn confirm_in_sync(
         return Err(SessionEnd::Changed);
     }
     inner.all_begun(leg).await?;
-    // A generation in progress or a set bit belongs to a write without the peer.
+    // A generation that is being recorded or a set bit belongs to a write without the peer. One that
+    // waits for the arbiter has recorded nothing, and ends without it once the peer is attached.
     let unchanged = |_: &State| {
         inner.local.superblock().current == generation && inner.legs[leg].out_of_sync.count() == 0
     };
-    inner
-        .open_for_writes(leg, session_id, |state| !state.bumping_generation && unchanged(state))?;
+    inner.open_for_writes(leg, session_id, |state| {
+        state.generation_bump != GenerationBump::Records && unchanged(state)
+    })?;
     inner.in_sync(leg, session_id)
 }
 

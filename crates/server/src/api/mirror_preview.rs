@@ -201,13 +201,17 @@ fn set_desired_state(
         }));
     }
     let outcome = match state {
+        DesiredState::Paused if peer.desired_state == Some(DesiredState::Detached) => format!(
+            "the mirror with {name} is paused instead of broken: `continue` copies everything; until \
+             then {node} has the only current copy"
+        ),
         DesiredState::Paused => format!(
             "the mirror with {name} is paused: changes are tracked, and copied after `continue`; until \
              then {node} has the only current copy"
         ),
         DesiredState::Detached => format!(
-            "the mirror with {name} is broken: changes are not tracked, and `continue` copies \
-             everything; until then {node} has the only current copy"
+            "the mirror with {name} is broken: `continue` copies everything; until then \
+             {node} has the only current copy"
         ),
         DesiredState::Connected if peer.desired_state == Some(DesiredState::Detached) => {
             format!("the mirror with {name} continues: everything is copied to it")

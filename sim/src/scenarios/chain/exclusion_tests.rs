@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::limits::EXCLUDE_MS;
 use flagstone_mirror::manage::command::CommandError;
 use flagstone_mirror::state::status::DesiredState;
-use flagstone_runtime::time;
+use flagstone_runtime::{buf, time};
 
 use super::arbiter::Cut;
 use super::cluster::Cluster;
@@ -52,6 +53,26 @@ fn pause_and_break_wait_for_the_arbiter() {
         let (done, _) = order(&cluster, DesiredState::Connected);
         assert_eq!(done, Ok(()));
         until(&cluster, "armed at last", |cluster| is_armed(cluster, 0));
+    }
+}
+
+/// A refused order ends the session. A write that begins before the next one waits for the arbiter,
+/// and must not keep the peer from being attached again.
+#[test]
+fn write_after_refused_pause_needs_no_arbiter() {
+    for seed in 0..8 {
+        let cluster = started_with(seed, [2000, 2000], None);
+        until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+        cluster.store().cuts[0].set(EVERYTHING);
+        let mirror = cluster.mirror(0).expect("it is up");
+        let writing = cluster.sim.spawn_on(cluster.nodes[0], async move {
+            let refused = mirror.set_desired_state(0, DesiredState::Paused).await;
+            assert_eq!(refused, Err(CommandError::NotExcluded));
+            let data = buf::alloc(4096).await.freeze();
+            time::timeout(Duration::from_secs(60), mirror.write(0, data, false)).await
+        });
+        let written = cluster.sim.block_on(writing).expect("the task is not aborted");
+        assert_eq!(written, Ok(Ok(())), "seed {seed}: {}", cluster.describe());
     }
 }
 

@@ -160,7 +160,7 @@ fn set_desired(state: &MachineState, leg: usize, desired: DesiredState) -> Trans
     let actions = match (desired, own.desired) {
         // Not before: if the order failed at its marks, the mirror would not be broken, and
         // everything would be out of sync.
-        (DesiredState::Connected, DesiredState::Detached) if is_source => {
+        (_, DesiredState::Detached) if is_source => {
             Actions::of(&[Action::MarkAll(leg), store, Action::Reconnect])
         }
         (DesiredState::Connected, _) => Actions::of(&[store, Action::Reconnect]),
