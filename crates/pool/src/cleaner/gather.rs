@@ -242,19 +242,40 @@ impl Shared {
         Ok(None)
     }
 
-    /// Adds all owners of a block or page to the moving places; returns false if they are too many
-    /// for the next checkpoint.
-    async fn add_holders(
+    /// Adds all owners of these blocks or pages, each with its top owner, to the moving places;
+    /// returns false, and adds none, if they are too many for the next checkpoint.
+    pub(super) async fn add_holders(
+        &self,
+        moved: &[(AncestryNode, FoundBlock)],
+        copies: &mut Copies,
+    ) -> Result<bool, IoError> {
+        let (mut places, mut pages) = (Vec::new(), BTreeSet::new());
+        for (top, found) in moved {
+            if !self.find_holders(*top, *found, copies, &mut places, &mut pages).await? {
+                copies.skipped = true;
+                return Ok(false);
+            }
+        }
+        copies.pages.append(&mut pages);
+        self.state.lock().moving.places.extend(places);
+        Ok(true)
+    }
+
+    /// Finds the places of a block or page in all its owners, and the pages above them that do not
+    /// move yet; returns false if the pages are too many for the next checkpoint.
+    async fn find_holders(
         &self,
         top: AncestryNode,
         found: FoundBlock,
-        copies: &mut Copies,
+        copies: &Copies,
+        places: &mut Vec<(PagePlace, u64)>,
+        pages: &mut BTreeSet<u64>,
     ) -> Result<bool, IoError> {
         let (storage, cache) = (&self.storage, &self.cache);
-        let (mut holders, mut pages, mut next) = (Vec::new(), BTreeSet::new(), vec![top]);
+        let mut next = vec![top];
         while let Some(node) = next.pop() {
             let place = PagePlace { volume: node.id, ..found.place };
-            holders.push((place, found.location));
+            places.push((place, found.location));
             let mut index = place.index;
             for level in place.level + 1..=node.tree.level {
                 index /= FANOUT as u64;
@@ -265,7 +286,6 @@ impl Shared {
                 }
             }
             if copies.pages.len() + pages.len() > copies.pages_max {
-                copies.skipped = true;
                 return Ok(false);
             }
             for child in copies.owners.children(node.id) {
@@ -274,8 +294,6 @@ impl Shared {
                 }
             }
         }
-        copies.pages.append(&mut pages);
-        self.state.lock().moving.places.extend(holders);
         Ok(true)
     }
 
@@ -310,6 +328,7 @@ impl Shared {
         // Before the payload is read, because later segments of a pass often have no room.
         if !copies.has_room(&parts) {
             copies.skipped = true;
+            copies.lacked_leaves |= !copies.is_full();
             return Ok(());
         }
         if payload.is_none() {
@@ -349,17 +368,34 @@ impl Shared {
             stored: stored.to_vec(),
             key,
         };
-        for (found, live) in blocks.iter().zip(live) {
-            if let Some(Live { top, .. }) = live
-                && top.is_snapshot
-                && !self.add_holders(top, *found, copies).await?
-            {
-                return Ok(());
+        let shared = of_snapshots(blocks, &live);
+        if self.add_holders(&shared, copies).await? {
+            copies.count(&piece);
+            copies.packer.add(piece);
+        } else if shared.len() > 1 && copies.pages.is_empty() {
+            self.copy_alone(blocks, &live, &piece, copies).await?;
+        }
+        self.write_copies(copies, false).await
+    }
+
+    /// Copies the blocks of a unit that has too many owners for any pass, each that has room by
+    /// itself. The blocks of a unit may be in different leaves, and each leaf may be in each of
+    /// many snapshots: without this, the segment could never be emptied.
+    async fn copy_alone(
+        &self,
+        blocks: &[FoundBlock],
+        live: &[Option<Live>; UNIT_BLOCKS],
+        piece: &LivePiece,
+        copies: &mut Copies,
+    ) -> Result<(), IoError> {
+        let found = blocks.iter().zip(live).filter_map(|(found, live)| Some((found, (*live)?.top)));
+        for (alone, (found, top)) in piece.alone().unwrap_or_default().into_iter().zip(found) {
+            if !top.is_snapshot || self.add_holders(&[(top, *found)], copies).await? {
+                copies.count(&alone);
+                copies.packer.add(alone);
             }
         }
-        copies.count(&piece);
-        copies.packer.add(piece);
-        self.write_copies(copies, false).await
+        Ok(())
     }
 
     /// Key of the blocks of a volume or snapshot. What an order deletes meanwhile counts as locked.
@@ -419,7 +455,7 @@ impl Shared {
         // pages.
         read_page(&self.storage, &self.cache, entry, found.place).await?;
         if top.is_snapshot {
-            return self.add_holders(top, found, copies).await.map(drop);
+            return self.add_holders(&[(top, found)], copies).await.map(drop);
         }
         let place = PagePlace { volume: top.id, ..found.place };
         self.state.lock().moving.touched.insert(place);
@@ -459,6 +495,15 @@ fn verified<'a>(
 fn found_block(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> u64 {
     let mut live = blocks.iter().zip(live).filter(|(_, live)| live.is_some());
     live.next().map_or(0, |(found, _)| found.place.index)
+}
+
+/// The live blocks whose top owner is a snapshot.
+pub(super) fn of_snapshots(
+    blocks: &[FoundBlock],
+    live: &[Option<Live>; UNIT_BLOCKS],
+) -> Vec<(AncestryNode, FoundBlock)> {
+    let shared = blocks.iter().zip(live).filter_map(|(found, live)| Some(((*live)?.top, *found)));
+    shared.filter(|(top, _)| top.is_snapshot).collect()
 }
 
 /// The parts of a piece: blocks of a unit, of which some are live.

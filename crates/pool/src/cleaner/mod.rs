@@ -55,6 +55,8 @@ struct Copies {
     blocks_max: usize,
     /// True if a block or page was skipped because of a limit.
     skipped: bool,
+    /// True if blocks were skipped because of `leaves_max`.
+    lacked_leaves: bool,
     slices: WorkSlices,
     owners: Owners,
 }
@@ -112,7 +114,8 @@ impl Shared {
         let mut is_first_whole = None;
         let mut cleaned = 0;
         for segment in &victims {
-            // The first segment is always cleaned: it has no more leaves than stored blocks.
+            // The first segment has no more leaves than stored blocks, unless units in it are
+            // shared. Then it takes up to eight passes, which do not count as fruitless.
             let is_first = is_first_whole.is_none();
             copies.leaves_max = if is_first { leaves_max.max(segment_blocks) } else { leaves_max };
             let mut done = self.clean_segment(*segment, &mut copies).await;
@@ -150,6 +153,7 @@ impl Shared {
         let weight = self.state.lock().weight_of(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
+        let is_part = copies.lacked_leaves && state.weight_of(first) < weight;
         state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
         // Freed segments of an evacuated device are not reused, and segments that still have
@@ -161,6 +165,7 @@ impl Shared {
             match held > left + copies.packer.held() {
                 true if after > before => state.gain = Gain::default(),
                 true => {}
+                false if is_part && after <= before => {}
                 false => state.gain.count(before, after),
             }
         }
@@ -211,6 +216,7 @@ impl Shared {
             blocks: 0,
             blocks_max: most,
             skipped: false,
+            lacked_leaves: false,
             slices: WorkSlices::default(),
             owners: Owners::of(state),
         }

@@ -196,6 +196,27 @@ impl LivePiece {
         cell(self.sort_key()) == cell(other.sort_key())
     }
 
+    /// Its live blocks, each by itself; `None` if they cannot be read.
+    pub(super) fn alone(&self) -> Option<Vec<LivePiece>> {
+        if self.is_locked() {
+            return None;
+        }
+        self.contents(|part, block| {
+            let stored = self.sealed(part, block);
+            let (parts, key) = (vec![part.clone()], self.key.clone());
+            LivePiece { unit: None, codec: None, cold: None, parts, stored, key }
+        })
+    }
+
+    /// A block as it is stored alone.
+    fn sealed(&self, part: &Part, block: &[u8]) -> Vec<u8> {
+        let mut block = block.to_vec();
+        if let Some(cipher) = self.cipher() {
+            cipher.encrypt_blocks(place_of(&part.record).1, &mut block);
+        }
+        block
+    }
+
     /// Passes its live blocks on, decrypted; `None` if the unit is damaged.
     fn contents<T>(&self, mut keep: impl FnMut(&Part, &[u8]) -> T) -> Option<Vec<T>> {
         let mut each = |data: &[u8]| {
@@ -451,14 +472,7 @@ impl Packer {
     /// Copies a piece without compressing it again.
     fn copy(&mut self, piece: &LivePiece) {
         if copy(piece.unit, &piece.parts) == CopyForm::Blocks {
-            let sealed = |part: &Part, block: &[u8]| {
-                let mut block = block.to_vec();
-                if let Some(cipher) = piece.cipher() {
-                    cipher.encrypt_blocks(place_of(&part.record).1, &mut block);
-                }
-                (part.clone(), block)
-            };
-            let blocks = piece.contents(sealed);
+            let blocks = piece.contents(|part, block| (part.clone(), piece.sealed(part, block)));
             // A unit that is damaged is not gathered.
             if let Some(blocks) = blocks {
                 for (part, block) in blocks {
