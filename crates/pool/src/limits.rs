@@ -184,3 +184,16 @@ pub const MERGES_WAITED: u64 = 3;
 
 /// Checkpoints that a write waits for while the cleaner frees space, which other writes may take.
 pub const PASSES_WAITED: u64 = 64;
+
+/// Memory of the index of deduplication, in bytes per TiB of the pool: entries of 16 B for a
+/// quarter of its blocks.
+pub const DEDUP_INDEX_BYTES_PER_TIB: u64 = 1 << 30;
+
+/// Most memory of the index of deduplication, in bytes: a window of 256 GiB.
+pub const DEDUP_INDEX_BYTES_MAX: u64 = 1 << 30;
+
+/// Pause between two segments that are scanned for equal blocks while hosts write: 8 MiB/s.
+pub const DEDUP_PAUSE: Duration = Duration::from_secs(1);
+
+/// Live blocks with equal ones that are packed together: 2 MiB, and once more as stored.
+pub const DEDUP_BATCH_BLOCKS: usize = 512;

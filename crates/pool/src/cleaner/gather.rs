@@ -27,7 +27,7 @@ pub(super) struct FoundBlock {
     /// Source volume, level and index.
     place: PagePlace,
     birth: u64,
-    location: u64,
+    pub(super) location: u64,
 }
 
 /// What a chunk header names at a place of the payload.
@@ -57,16 +57,16 @@ impl Copies {
     }
 
     /// True if the limits allow a piece of these parts.
-    fn has_room(&self, parts: &[Part]) -> bool {
+    pub(super) fn has_room(&self, parts: &[Part]) -> bool {
         let new: BTreeSet<(u32, u64)> =
             leaves(parts).filter(|leaf| !self.leaves.contains(leaf)).collect();
         self.blocks + live_blocks(parts) <= self.blocks_max
             && self.leaves.len() + new.len() <= self.leaves_max
     }
 
-    fn count(&mut self, piece: &LivePiece) {
-        self.blocks += live_blocks(&piece.parts);
-        self.leaves.extend(leaves(&piece.parts));
+    pub(super) fn count(&mut self, parts: &[Part]) {
+        self.blocks += live_blocks(parts);
+        self.leaves.extend(leaves(parts));
     }
 }
 
@@ -133,6 +133,18 @@ impl Contents {
         }));
     }
 
+    /// The blocks of the unit, or the block stored alone, that is stored from `block` on.
+    pub(super) fn piece_at(&self, block: u64) -> Option<&[FoundBlock]> {
+        self.named.iter().find_map(|named| {
+            let piece = match named {
+                Named::Block(found) => std::slice::from_ref(found),
+                Named::Unit(first) => self.blocks_of(*first),
+                Named::Page(_) | Named::Metadata(_) => return None,
+            };
+            (piece[0].block() == block).then_some(piece)
+        })
+    }
+
     /// The blocks of the unit that begins here in the list.
     pub(super) fn blocks_of(&self, first: usize) -> &[FoundBlock] {
         let blocks = self.blocks[first].unit().map_or(1, |unit| usize::from(unit.blocks));
@@ -142,7 +154,7 @@ impl Contents {
 
 impl FoundBlock {
     /// Place of the block in a unit.
-    fn unit(&self) -> Option<UnitPlace> {
+    pub(super) fn unit(&self) -> Option<UnitPlace> {
         unit_of(self.location)
     }
 
@@ -159,7 +171,7 @@ pub(super) struct Live {
 }
 
 /// Payload of a chunk, read when its first live block is found.
-type ReadPayload = Option<Vec<u8>>;
+pub(super) type ReadPayload = Option<Vec<u8>>;
 
 impl Shared {
     pub(super) async fn clean_segment(
@@ -314,6 +326,26 @@ impl Shared {
         Ok(live)
     }
 
+    /// The payload of a chunk; empty if it has two copies, and none can be read as a whole.
+    pub(super) async fn payload<'a>(
+        &self,
+        header: &ChunkHeader,
+        payload: &'a mut ReadPayload,
+    ) -> Result<&'a [u8], IoError> {
+        if payload.is_none() {
+            // Writers hold memory while they wait for the cleaner, so this may not take the
+            // ordinary memory. The buffer is returned before the copies need one.
+            let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
+            *payload = Some(match self.storage.read(header.block + 1, memory).await {
+                Ok(read) => read.to_vec(),
+                // Each copy may have other defects: pieces are read one by one.
+                Err(IoError::ReadFault) if self.storage.pairs.is_some() => Vec::new(),
+                Err(error) => return Err(error),
+            });
+        }
+        Ok(payload.as_deref().unwrap_or_default())
+    }
+
     /// Copies the live blocks among those of a unit, or a block that is stored alone.
     async fn copy(
         &self,
@@ -331,21 +363,9 @@ impl Shared {
             copies.lacked_leaves |= !copies.is_full();
             return Ok(());
         }
-        if payload.is_none() {
-            // Writers hold memory while they wait for the cleaner, so this may not take the
-            // ordinary memory. The buffer is returned before the copies need one.
-            let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
-            *payload = Some(match self.storage.read(header.block + 1, memory).await {
-                Ok(read) => read.to_vec(),
-                // Each copy may have other defects: pieces are read one by one.
-                Err(IoError::ReadFault) if self.storage.pairs.is_some() => Vec::new(),
-                Err(error) => return Err(error),
-            });
-        }
+        let bytes = self.payload(header, payload).await?;
         let at = (blocks[0].block() - header.block - 1) as usize * BLOCK_BYTES;
-        let stored = payload
-            .as_ref()
-            .and_then(|bytes| bytes.get(at..at + first.entry.stored_blocks() * BLOCK_BYTES));
+        let stored = bytes.get(at..at + first.entry.stored_blocks() * BLOCK_BYTES);
         copies.slices.spend(1).await;
         let key = self.piece_key(first.top.id);
         let mut read = stored.and_then(|stored| verified(stored, &live, &key));
@@ -370,7 +390,7 @@ impl Shared {
         };
         let shared = of_snapshots(blocks, &live);
         if self.add_holders(&shared, copies).await? {
-            copies.count(&piece);
+            copies.count(&piece.parts);
             copies.packer.add(piece);
         } else if shared.len() > 1 && copies.pages.is_empty() {
             self.copy_alone(blocks, &live, &piece, copies).await?;
@@ -391,7 +411,7 @@ impl Shared {
         let found = blocks.iter().zip(live).filter_map(|(found, live)| Some((found, (*live)?.top)));
         for (alone, (found, top)) in piece.alone().unwrap_or_default().into_iter().zip(found) {
             if !top.is_snapshot || self.add_holders(&[(top, *found)], copies).await? {
-                copies.count(&alone);
+                copies.count(&alone.parts);
                 copies.packer.add(alone);
             }
         }
@@ -412,7 +432,7 @@ impl Shared {
     }
 
     /// Codec of the cleaner for the blocks of a volume or snapshot.
-    fn cold_codec(&self, id: u32) -> Option<Codec> {
+    pub(super) fn cold_codec(&self, id: u32) -> Option<Codec> {
         if !self.has_units() {
             return None;
         }
@@ -464,7 +484,7 @@ impl Shared {
 }
 
 /// The stored blocks and the codec of a unit, if each live block of it is whole.
-fn verified<'a>(
+pub(super) fn verified<'a>(
     stored: &'a [u8],
     live: &[Option<Live>; UNIT_BLOCKS],
     key: &PieceKey,
@@ -507,7 +527,7 @@ pub(super) fn of_snapshots(
 }
 
 /// The parts of a piece: blocks of a unit, of which some are live.
-fn parts(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> Vec<Part> {
+pub(super) fn parts(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> Vec<Part> {
     let part = |(found, live): (&FoundBlock, &Option<Live>)| {
         let FoundBlock { place, birth, location } = *found;
         let record = match live {

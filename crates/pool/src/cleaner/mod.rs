@@ -13,12 +13,14 @@
 //! - no checkpoint runs and no ancestry changes between the lookup in a tree and the effect of the
 //!   copy, because one task does both in turn.
 
+mod content;
 pub(crate) mod gain;
 mod gather;
 mod owners;
 mod pack;
 #[cfg(test)]
 mod pass_tests;
+mod share;
 pub(crate) mod survey;
 mod turns;
 mod victims;

@@ -31,23 +31,23 @@ const SORTED_PARTS: usize = 1024;
 
 /// Space that copies take: payload, and bytes of the headers of their chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Size {
-    payload: usize,
+pub(super) struct Size {
+    pub(super) payload: usize,
     header_bytes: usize,
 }
 
 impl Size {
-    fn of(record: &ChunkRecord) -> Size {
+    pub(super) fn of(record: &ChunkRecord) -> Size {
         Size { payload: record.payload_blocks(), header_bytes: record.header_bytes() }
     }
 
-    fn add(&mut self, other: Size) {
+    pub(super) fn add(&mut self, other: Size) {
         self.payload += other.payload;
         self.header_bytes += other.header_bytes;
     }
 
     /// A part of a header is worth as much of a block.
-    fn bytes(self) -> usize {
+    pub(super) fn bytes(self) -> usize {
         self.payload * BLOCK_BYTES + self.header_bytes
     }
 }
@@ -101,8 +101,13 @@ fn leaf_of(block: u64) -> u64 {
     block / FANOUT as u64
 }
 
-fn live_entries(parts: &[Part]) -> impl Iterator<Item = MapEntry> {
+pub(super) fn live_entries(parts: &[Part]) -> impl Iterator<Item = MapEntry> {
     parts.iter().filter_map(|part| part.live)
+}
+
+/// The live blocks.
+pub(super) fn live_parts(parts: &[Part]) -> impl Iterator<Item = &Part> {
+    parts.iter().filter(|part| part.live.is_some())
 }
 
 fn live(parts: &[Part]) -> impl Iterator<Item = (&ChunkRecord, MapEntry)> + Clone {
@@ -140,7 +145,7 @@ fn as_stored(unit: Option<UnitPlace>, parts: &[Part]) -> ChunkRecord {
 }
 
 /// Space that a piece takes, unless it is compressed again.
-fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
+pub(super) fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
     match copy(unit, parts) {
         CopyForm::Stored => Size::of(&as_stored(unit, parts)),
         CopyForm::Blocks => {
@@ -218,7 +223,7 @@ impl LivePiece {
     }
 
     /// Passes its live blocks on, decrypted; `None` if the unit is damaged.
-    fn contents<T>(&self, mut keep: impl FnMut(&Part, &[u8]) -> T) -> Option<Vec<T>> {
+    pub(super) fn contents<T>(&self, mut keep: impl FnMut(&Part, &[u8]) -> T) -> Option<Vec<T>> {
         let mut each = |data: &[u8]| {
             let blocks = self.parts.iter().zip(data.chunks(BLOCK_BYTES));
             let live = blocks.filter(|(part, _)| part.live.is_some());
@@ -300,10 +305,11 @@ impl Packed {
 
 /// The stored blocks of a record, with the parts that it copies, each in a block of its own or all
 /// in one unit.
-struct Copied {
-    record: ChunkRecord,
-    stored: Vec<u8>,
-    parts: Vec<Part>,
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) record: ChunkRecord,
+    pub(super) stored: Vec<u8>,
+    pub(super) parts: Vec<Part>,
 }
 
 /// Packs pieces into chunks.
@@ -339,7 +345,7 @@ impl Packer {
     pub(super) fn add(&mut self, piece: LivePiece) {
         if piece.stays_plain() || piece.is_locked() {
             let LivePiece { unit, parts, stored, .. } = piece;
-            return self.put(as_stored(unit, &parts), stored, parts);
+            return self.put(Copied { record: as_stored(unit, &parts), stored, parts });
         }
         self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
         self.gathered.1 += piece.live();
@@ -406,7 +412,7 @@ impl Packer {
             Some((record, stored)) => {
                 let parts = group.iter().flat_map(|piece| &piece.parts);
                 let live = parts.filter(|part| part.live.is_some());
-                self.put(record, stored, live.cloned().collect());
+                self.put(Copied { record, stored, parts: live.cloned().collect() });
             }
             None if group.len() > 1 => group.iter().for_each(|piece| self.pack_alone(piece)),
             None => self.copy(&group[0]),
@@ -420,7 +426,7 @@ impl Packer {
         match packed {
             Some((record, stored)) => {
                 let live = piece.parts.iter().filter(|part| part.live.is_some());
-                self.put(record, stored, live.cloned().collect());
+                self.put(Copied { record, stored, parts: live.cloned().collect() });
             }
             None => self.copy(piece),
         }
@@ -476,7 +482,8 @@ impl Packer {
             // A unit that is damaged is not gathered.
             if let Some(blocks) = blocks {
                 for (part, block) in blocks {
-                    self.put(part.record.clone(), block, vec![part]);
+                    let record = part.record.clone();
+                    self.put(Copied { record, stored: block, parts: vec![part] });
                 }
                 return;
             }
@@ -487,13 +494,14 @@ impl Packer {
             let dead = piece.parts.len() - piece.live();
             self.held += dead as u64 * u64::from(weight);
         }
-        self.put(record, piece.stored.clone(), piece.parts.clone());
+        self.put(Copied { record, stored: piece.stored.clone(), parts: piece.parts.clone() });
     }
 
-    fn put(&mut self, record: ChunkRecord, stored: Vec<u8>, parts: Vec<Part>) {
-        self.waiting.0 += record.payload_blocks();
-        self.waiting.1 += record.header_bytes();
-        self.copied.push_back(Copied { record, stored, parts });
+    /// Adds a copy that is packed already.
+    pub(super) fn put(&mut self, copied: Copied) {
+        self.waiting.0 += copied.record.payload_blocks();
+        self.waiting.1 += copied.record.header_bytes();
+        self.copied.push_back(copied);
     }
 }
 

@@ -652,11 +652,12 @@ async fn keep(shared: Arc<Shared>) {
 
 async fn keep_until_stopped(shared: &Shared) {
     loop {
-        let work = shared.progress.wait_for(|| shared.state.lock().next_work()).await;
+        let work = shared.next_work().await;
         let done = match work {
             MaintenanceWork::Stop => return,
             MaintenanceWork::Checkpoint => shared.checkpoint().await,
             MaintenanceWork::Clean => shared.clean().await,
+            MaintenanceWork::Share => shared.share().await,
         };
         shared.state.lock().maintenance = MaintenanceTask::Waits;
         shared.progress.notify();

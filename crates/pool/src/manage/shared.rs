@@ -23,6 +23,7 @@ use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
 use crate::cleaner::survey::LockedWeights;
 use crate::crypt::VolumeCipher;
+use crate::dedup::progress::ScanProgress;
 use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX, UNIT_BLOCKS};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
@@ -59,6 +60,8 @@ pub(crate) struct Wanted {
     pub(crate) cleaning: bool,
     /// Cleaning of the segments in which dead blocks of compressed units hold most.
     pub(crate) packing: bool,
+    /// A step of the scan for equal blocks.
+    pub(crate) sharing: bool,
     pub(crate) stop: bool,
 }
 
@@ -68,6 +71,7 @@ pub(crate) enum MaintenanceWork {
     Stop,
     Checkpoint,
     Clean,
+    Share,
 }
 
 /// The task that makes checkpoints and cleans.
@@ -211,6 +215,7 @@ pub(crate) struct State {
     /// True if there was no segment to clean since the last checkpoint.
     pub(crate) cleaner_gains_nothing: bool,
     pub(crate) gain: Gain,
+    pub(crate) dedup: ScanProgress,
     /// Blocks of chunks with host data or orders since the opening.
     pub(crate) host_blocks: u64,
     /// Segments cleaned and blocks copied since the opening.
@@ -349,6 +354,7 @@ impl State {
             nothing_to_clean: false,
             cleaner_gains_nothing: false,
             gain: Gain::default(),
+            dedup: ScanProgress::default(),
             host_blocks: 0,
             cleaned: (0, 0),
             wanted: Wanted::default(),
@@ -390,6 +396,9 @@ impl State {
         self.count_claims();
         let deleting = self.volume_table.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumePresence::Present).count();
+        self.dedup.volumes_changed(&self.volume_table);
+        let segments = &self.segments;
+        self.dedup.segments_changed(segments.count(), |segment| segments.is_closed(segment));
     }
 
     /// True after an opening until the checkpoint that begins the new log.
@@ -411,6 +420,7 @@ impl State {
             }
             MaintenancePause::None if self.wanted.checkpoint => Some(MaintenanceWork::Checkpoint),
             MaintenancePause::None if self.wanted.cleaning => Some(MaintenanceWork::Clean),
+            MaintenancePause::None if self.wanted.sharing => Some(MaintenanceWork::Share),
             MaintenancePause::None | MaintenancePause::Waiting => None,
         };
         self.maintenance = match work {

@@ -5,6 +5,7 @@ mod common;
 
 mod compression;
 mod conformance;
+mod dedup;
 mod devices;
 mod encryption;
 mod evacuation;

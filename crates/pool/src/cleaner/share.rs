@@ -1,0 +1,457 @@
+//! Sharing: a step of the scan for equal blocks, which reads one closed segment and packs those of
+//! its blocks that have equal ones with them.
+//!
+//! Invariants:
+//! - both blocks are read, verified with the checksums of their maps, and compared byte by byte;
+//! - blocks of encrypted volumes, and of volumes in different domains, are not packed together;
+//! - as in a cleaning pass, no checkpoint runs and no ancestry changes between the lookup in a tree
+//!   and the effect of the copy, and the live blocks of a unit are copied together.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::{buf, time};
+
+use super::content::{ContentPiece, clusters, copied_size, is_gain, packed, present_size};
+use super::gather::{
+    Contents, FoundBlock, Live, Named, ReadPayload, of_snapshots, parts, verified,
+};
+use super::pack::{LivePiece, PieceKey, live_entries};
+use super::{Copies, State};
+use crate::dedup::Domain;
+use crate::dedup::fingerprint::Fingerprints;
+use crate::dedup::index::{Hint, Index};
+use crate::limits::{BLOCK_BYTES, DEDUP_BATCH_BLOCKS, DEDUP_PAUSE, MOVING_MAX, UNIT_BLOCKS};
+use crate::log::position::BEGINNING_SEGMENTS;
+use crate::manage::shared::{MaintenancePause, MaintenanceWork, Shared};
+use crate::ondisk::chunk::ChunkHeader;
+use crate::ondisk::unit::{UnitPlace, block_of};
+use crate::work_slices::WorkSlices;
+
+/// A piece that may be shared, with the blocks that a chunk header names for it.
+struct Candidate {
+    found: Vec<FoundBlock>,
+    live: [Option<Live>; UNIT_BLOCKS],
+    content: ContentPiece,
+}
+
+/// Pieces with equal blocks, which are packed together.
+#[derive(Default)]
+struct Batch {
+    pieces: Vec<Candidate>,
+    /// Numbers of the pieces, by their first stored block.
+    numbers: BTreeMap<u64, usize>,
+    /// Live blocks of the pieces.
+    blocks: usize,
+}
+
+/// Where the stored blocks of a piece are read.
+enum Source<'a> {
+    /// From the payload of a chunk, which is read once.
+    Payload(&'a ChunkHeader, &'a mut ReadPayload),
+    /// By themselves.
+    Device,
+}
+
+/// Chunk header that was read last, with its first block.
+type LastHeader = Option<(u64, Contents)>;
+
+/// A step of the scan.
+struct Scan {
+    index: Index,
+    fingerprints: Fingerprints,
+    copies: Copies,
+    batch: Batch,
+    /// Chunk of the block that an entry of the index names.
+    last: LastHeader,
+    slices: WorkSlices,
+}
+
+impl Candidate {
+    /// First stored block.
+    fn block(&self) -> u64 {
+        block_of(self.found[0].location)
+    }
+
+    /// Locations of the live blocks, in order.
+    fn locations(&self) -> impl Iterator<Item = u64> {
+        live_entries(&self.content.piece.parts).map(|entry| entry.location)
+    }
+
+    /// The block at a location.
+    fn at(&self, location: u64) -> Option<&[u8]> {
+        let index = self.locations().position(|own| own == location)?;
+        self.content.blocks.chunks(BLOCK_BYTES).nth(index)
+    }
+}
+
+impl Batch {
+    fn add(&mut self, piece: Candidate) {
+        let number = self.pieces.len();
+        if let Entry::Vacant(free) = self.numbers.entry(piece.block()) {
+            free.insert(number);
+            self.blocks += piece.content.piece.live();
+            self.pieces.push(piece);
+        }
+    }
+}
+
+/// What the scan does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScanWork {
+    /// Scan a segment.
+    Scan,
+    /// Close the written segments with a checkpoint, if hosts pause.
+    Close,
+}
+
+impl Shared {
+    /// Waits for the next work of the maintenance task. While hosts write, the scan for equal
+    /// blocks reads a segment after each pause. Without anything to scan, no timer runs.
+    pub(crate) async fn next_work(&self) -> MaintenanceWork {
+        loop {
+            let (due, host_blocks) = {
+                let state = self.state.lock();
+                (state.scan_work(), state.host_blocks)
+            };
+            let ready = || {
+                let mut state = self.state.lock();
+                let becomes_due = |state: &State| due.is_none() && state.scan_work().is_some();
+                let work = state.next_work();
+                work.map(Some).or_else(|| becomes_due(&state).then_some(None))
+            };
+            let next = self.progress.wait_for(ready);
+            let next = match due {
+                None => next.await,
+                Some(_) => time::timeout(DEDUP_PAUSE, next).await.unwrap_or(None),
+            };
+            if let Some(work) = next {
+                return work;
+            }
+            let mut state = self.state.lock();
+            match due.and_then(|_| state.scan_work()) {
+                Some(ScanWork::Scan) => state.wanted.sharing = true,
+                Some(ScanWork::Close) => {
+                    state.wanted.checkpoint |= state.host_blocks == host_blocks;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Scans one segment for blocks that have equal ones, and makes a checkpoint if it has copied
+    /// any.
+    ///
+    /// # Errors
+    /// Errors of the devices. The pool then fails every change.
+    pub(crate) async fn share(&self) -> Result<(), IoError> {
+        let (crowded, host_blocks) = {
+            let mut state = self.state.lock();
+            state.wanted.sharing = false;
+            (2 * state.active.len() > state.sizes.recent, state.host_blocks)
+        };
+        if crowded {
+            self.checkpoint().await?;
+        }
+        let Some((segment, scan)) = self.begin_scan() else {
+            self.progress.notify();
+            return Ok(());
+        };
+        let mut scan = scan;
+        let done = match self.scan_segment(segment, &mut scan).await {
+            // The cleaner and a scrub report it.
+            Err(IoError::ReadFault) => Ok(()),
+            done => done,
+        };
+        let written = match done {
+            Ok(()) => self.write_copies(&mut scan.copies, true).await,
+            failed => failed,
+        };
+        let Scan { index, fingerprints, copies, .. } = scan;
+        {
+            let mut state = self.state.lock();
+            state.dedup.return_index((fingerprints, index));
+            // What had no room is scanned again after the checkpoint.
+            if copies.blocks == 0 || !copies.skipped {
+                state.dedup.scanned(segment);
+            }
+        }
+        if let Err(error) = written {
+            return Err(self.fail_cleaning(error));
+        }
+        match copies.blocks {
+            0 => self.progress.notify(),
+            _ => self.checkpoint().await?,
+        }
+        let mut state = self.state.lock();
+        state.wanted.sharing = state.can_share() && state.host_blocks == host_blocks;
+        Ok(())
+    }
+
+    /// The next segment to scan, and limits of its copies. If the pool has no room for copies, asks
+    /// for cleaning, or waits for writes of hosts.
+    fn begin_scan(&self) -> Option<(u32, Scan)> {
+        let mut state = self.state.lock();
+        let state: &mut State = &mut state;
+        if !state.can_share() {
+            return None;
+        }
+        let spare = self.spare_blocks(state) / 2;
+        if spare < UNIT_BLOCKS as u64 {
+            if state.nothing_to_clean {
+                let segment = u64::from(self.storage.layout.segment_blocks());
+                state.dedup.pause_until(state.host_blocks + segment);
+            } else {
+                state.wanted.cleaning = true;
+            }
+            return None;
+        }
+        let (segments, damaged, checkpoints) = (&state.segments, &state.damaged, state.checkpoints);
+        let segment = state.dedup.next(|segment| {
+            let until = damaged.get(&segment);
+            segments.is_closed(segment) && until.is_none_or(|until| checkpoints > *until)
+        })?;
+        let mut copies = self.no_copies(state);
+        copies.blocks_max = (state.sizes.recent / 2).min(spare as usize);
+        copies.leaves_max = state.sizes.recent / 2;
+        copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
+        let blocks = self.storage.layout.blocks();
+        let (fingerprints, index) = state.dedup.take_index(blocks);
+        let (batch, last, slices) = (Batch::default(), None, WorkSlices::default());
+        Some((segment, Scan { index, fingerprints, copies, batch, last, slices }))
+    }
+
+    async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<(), IoError> {
+        let layout = &self.storage.layout;
+        let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let header = self.storage.read_one(at).await?;
+            let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
+            let contents = Contents::of(&header);
+            let mut payload = None;
+            for named in &contents.named {
+                let found = match named {
+                    Named::Block(found) => std::slice::from_ref(found),
+                    Named::Unit(first) => contents.blocks_of(*first),
+                    Named::Page(_) | Named::Metadata(_) => continue,
+                };
+                let source = Source::Payload(&header, &mut payload);
+                if let Some(candidate) = self.candidate(found, source, scan).await? {
+                    self.find_equal(candidate, at, scan).await?;
+                }
+                if scan.batch.blocks >= DEDUP_BATCH_BLOCKS {
+                    self.pack_batch(scan).await?;
+                }
+            }
+            at += header.blocks();
+        }
+        self.pack_batch(scan).await
+    }
+
+    /// The live blocks among these, read and verified, if all of them may be shared.
+    async fn candidate(
+        &self,
+        found: &[FoundBlock],
+        source: Source<'_>,
+        scan: &mut Scan,
+    ) -> Result<Option<Candidate>, IoError> {
+        let live = self.live(found, &scan.copies.owners).await?;
+        let Some(domain) = self.domain(found, &live) else { return Ok(None) };
+        let Some(first) = live.iter().flatten().next() else { return Ok(None) };
+        let (at, len) = (first.entry.block(), first.entry.stored_blocks() * BLOCK_BYTES);
+        let alone;
+        let stored = match source {
+            Source::Payload(header, payload) => {
+                let bytes = self.payload(header, payload).await?;
+                let at = (at - header.block - 1) as usize * BLOCK_BYTES;
+                bytes.get(at..at + len).unwrap_or_default()
+            }
+            Source::Device => {
+                alone = self.storage.read(at, buf::acquire_more(len).await).await?;
+                &alone[..]
+            }
+        };
+        scan.slices.spend(1).await;
+        let Some((stored, codec)) = verified(stored, &live, &PieceKey::Plain) else {
+            return Ok(None);
+        };
+        let piece = LivePiece {
+            unit: found[0].unit().map(|unit| UnitPlace { index: 0, ..unit }),
+            codec,
+            cold: self.cold_codec(first.top.id),
+            parts: parts(found, &live),
+            stored: stored.to_vec(),
+            key: PieceKey::Plain,
+        };
+        let Some(blocks) = piece.contents(|_, block| block.to_vec()) else { return Ok(None) };
+        let content = ContentPiece { piece, domain, blocks: blocks.concat() };
+        Ok(Some(Candidate { found: found.to_vec(), live, content }))
+    }
+
+    /// Domain of the live blocks, if they have the same, and none was copied in this step.
+    fn domain(&self, found: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> Option<Domain> {
+        let state = self.state.lock();
+        let mut domain = None;
+        for (found, live) in found.iter().zip(live) {
+            let Some(live) = live else { continue };
+            let volume = state.volume_table.key_volume(live.top.id)?;
+            let own = state.dedup.domain(volume.id)?;
+            let is_copied = state.moving.blocks.contains_key(&found.location);
+            if is_copied || domain.is_some_and(|domain| domain != own) {
+                return None;
+            }
+            domain = Some(own);
+        }
+        domain
+    }
+
+    /// Looks up the blocks of a piece in the index. With an equal block elsewhere, both pieces are
+    /// added to the batch; otherwise the block is entered into the index.
+    async fn find_equal(
+        &self,
+        candidate: Candidate,
+        header: u64,
+        scan: &mut Scan,
+    ) -> Result<(), IoError> {
+        let domain = candidate.content.domain;
+        let mut has_equal = false;
+        for location in candidate.locations().collect::<Vec<_>>() {
+            let Some(block) = candidate.at(location) else { continue };
+            let fingerprint = scan.fingerprints.of(domain, block);
+            let hint = scan.index.get(fingerprint);
+            if let Some(hint) = hint
+                && block_of(hint.location) == candidate.block()
+            {
+                continue;
+            }
+            if let Some(hint) = hint
+                && self.is_equal(hint, domain, block, scan).await?
+            {
+                has_equal = true;
+                continue;
+            }
+            let distance = (block_of(location) - header) as u8;
+            scan.index.put(fingerprint, Hint { location, distance });
+        }
+        if has_equal {
+            scan.batch.add(candidate);
+        }
+        Ok(())
+    }
+
+    /// True if the block that an entry of the index names is equal to this one and may be shared
+    /// with it. Its piece is in the batch then.
+    async fn is_equal(
+        &self,
+        hint: Hint,
+        domain: Domain,
+        block: &[u8],
+        scan: &mut Scan,
+    ) -> Result<bool, IoError> {
+        let equals = |other: &Candidate| {
+            other.content.domain == domain && other.at(hint.location) == Some(block)
+        };
+        if let Some(number) = scan.batch.numbers.get(&block_of(hint.location)) {
+            return Ok(equals(&scan.batch.pieces[*number]));
+        }
+        let other = match self.hinted(hint, scan).await {
+            Err(IoError::ReadFault) => None,
+            other => other?,
+        };
+        let other = other.filter(|other| equals(other));
+        let is_equal = other.is_some();
+        other.into_iter().for_each(|other| scan.batch.add(other));
+        Ok(is_equal)
+    }
+
+    /// The piece that an entry of the index names, if it is still there.
+    async fn hinted(&self, hint: Hint, scan: &mut Scan) -> Result<Option<Candidate>, IoError> {
+        let layout = &self.storage.layout;
+        let block = block_of(hint.location);
+        let header = block.saturating_sub(hint.distance.into());
+        let segment = layout.segment_of(hint.location);
+        if !self.state.lock().can_clean(segment) || header < layout.first_block(segment) {
+            return Ok(None);
+        }
+        if scan.last.as_ref().is_none_or(|(at, _)| *at != header) {
+            let bytes = self.storage.read_one(header).await?;
+            let Ok(decoded) = ChunkHeader::decode(&bytes, header, layout) else { return Ok(None) };
+            scan.last = Some((header, Contents::of(&decoded)));
+        }
+        let Some((_, contents)) = &scan.last else { return Ok(None) };
+        let found = contents.piece_at(block).map(<[FoundBlock]>::to_vec);
+        match found {
+            Some(found) => self.candidate(&found, Source::Device, scan).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Packs the pieces of the batch, as far as that saves blocks and has room.
+    async fn pack_batch(&self, scan: &mut Scan) -> Result<(), IoError> {
+        let Batch { pieces, .. } = std::mem::take(&mut scan.batch);
+        let mut places = Vec::with_capacity(pieces.len());
+        let mut contents = Vec::with_capacity(pieces.len());
+        for Candidate { found, live, content } in pieces {
+            places.push((found, live));
+            contents.push(content);
+        }
+        let copies = &mut scan.copies;
+        for cluster in clusters(&contents) {
+            let mut copied = Vec::new();
+            for group in &cluster.groups {
+                copied.extend(packed(&contents, group));
+                scan.slices.spend(1).await;
+            }
+            if !is_gain(present_size(&contents, &cluster), copied_size(&copied)) {
+                continue;
+            }
+            let parts: Vec<_> = copied.iter().flat_map(|copied| &copied.parts).cloned().collect();
+            if !copies.has_room(&parts) || !self.has_segments(copies) {
+                copies.skipped = true;
+                continue;
+            }
+            let of = |index: &usize| of_snapshots(&places[*index].0, &places[*index].1);
+            let shared: Vec<_> = cluster.pieces.iter().flat_map(of).collect();
+            if !self.add_holders(&shared, copies).await? {
+                continue;
+            }
+            copies.count(&parts);
+            copied.into_iter().for_each(|copied| copies.packer.put(copied));
+            self.write_copies(copies, false).await?;
+        }
+        Ok(())
+    }
+
+    /// True if the pool has free segments beyond those that the next checkpoint needs after these
+    /// copies.
+    fn has_segments(&self, copies: &Copies) -> bool {
+        let mut state = self.state.lock();
+        let (blocks, changes) = copies.packer.unwritten();
+        let unwritten = blocks.div_ceil(state.sizes.payload as usize);
+        let needed = unwritten + state.checkpoint_segments(changes);
+        state.segments.free() > needed
+    }
+}
+
+impl State {
+    /// True if the scan may go on: maps that are being reaped lack pages, and an evacuation needs
+    /// the space.
+    fn can_share(&self) -> bool {
+        self.deleting == 0 && self.evacuated.is_none() && self.dedup.is_due(self.host_blocks)
+    }
+
+    /// What the scan does after a pause.
+    fn scan_work(&self) -> Option<ScanWork> {
+        if !self.dedup.is_on() || self.pause != MaintenancePause::None {
+            return None;
+        }
+        let is_log_long = self.segments.in_log() > BEGINNING_SEGMENTS;
+        match (self.can_share(), is_log_long && !self.active.is_empty()) {
+            (true, _) => Some(ScanWork::Scan),
+            (false, true) => Some(ScanWork::Close),
+            (false, false) => None,
+        }
+    }
+}

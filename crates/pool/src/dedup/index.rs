@@ -1,0 +1,134 @@
+//! Index of fingerprints: where a block with a fingerprint was seen, in bounded memory. Pure.
+//!
+//! A hint, not a reference: the block may have moved or died, or have another content with the same
+//! fingerprint. Whoever finds a hint reads the block and compares it.
+//!
+//! The table has sets of eight entries. A new entry replaces the oldest of its set, so the index
+//! is a window over the blocks that were seen last.
+
+use crate::limits::{BLOCK_BYTES, DEDUP_INDEX_BYTES_MAX, DEDUP_INDEX_BYTES_PER_TIB};
+
+/// Entries of a set, newest first: two cache lines.
+const SET: usize = 8;
+
+/// Length of an entry, in bytes.
+const ENTRY_BYTES: u64 = 16;
+
+/// Blocks in 1 TiB.
+const TIB_BLOCKS: u64 = (1 << 40) / BLOCK_BYTES as u64;
+
+/// Bits of a location.
+const LOCATION_BITS: u32 = 48;
+
+/// Where a block was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hint {
+    /// Location as in map entries.
+    pub(crate) location: u64,
+    /// Blocks from the header of its chunk to the first block of the location: 1 to 255.
+    pub(crate) distance: u8,
+}
+
+/// An entry; all zero if empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Entry {
+    fingerprint: u64,
+    /// Location and distance, which is not 0.
+    place: u64,
+}
+
+/// Index of fingerprints.
+pub(crate) struct Index {
+    entries: Vec<Entry>,
+}
+
+/// Memory of the index of a pool with so many blocks, in bytes.
+fn bytes_of(blocks: u64) -> u64 {
+    let part = u128::from(blocks) * u128::from(DEDUP_INDEX_BYTES_PER_TIB) / u128::from(TIB_BLOCKS);
+    (part as u64).min(DEDUP_INDEX_BYTES_MAX)
+}
+
+impl Index {
+    /// An empty index for a pool of so many blocks.
+    pub(crate) fn new(blocks: u64) -> Index {
+        let sets = (bytes_of(blocks) / ENTRY_BYTES / SET as u64).max(1) as usize;
+        Index { entries: vec![Entry::default(); sets * SET] }
+    }
+
+    fn set(&self, fingerprint: u64) -> std::ops::Range<usize> {
+        let sets = self.entries.len() / SET;
+        let set = (u128::from(fingerprint) * sets as u128 >> 64) as usize;
+        set * SET..(set + 1) * SET
+    }
+
+    /// The hint for a fingerprint.
+    pub(crate) fn get(&self, fingerprint: u64) -> Option<Hint> {
+        let set = &self.entries[self.set(fingerprint)];
+        let found = |entry: &&Entry| entry.fingerprint == fingerprint && entry.place != 0;
+        set.iter().find(found).map(|entry| Hint {
+            location: entry.place & ((1 << LOCATION_BITS) - 1),
+            distance: (entry.place >> LOCATION_BITS) as u8,
+        })
+    }
+
+    /// Enters a block, in place of an earlier hint for its fingerprint, or of the oldest of its
+    /// set.
+    pub(crate) fn put(&mut self, fingerprint: u64, hint: Hint) {
+        let Hint { location, distance } = hint;
+        assert!(distance > 0 && location >> LOCATION_BITS == 0, "{hint:?} is no place of a block");
+        let range = self.set(fingerprint);
+        let set = &mut self.entries[range];
+        let found = |entry: &Entry| entry.fingerprint == fingerprint;
+        let last = set.iter().position(found).unwrap_or(SET - 1);
+        set[..=last].rotate_right(1);
+        let place = u64::from(distance) << LOCATION_BITS | location;
+        set[0] = Entry { fingerprint, place };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ondisk::unit::UnitPlace;
+
+    fn hint(location: u64) -> Hint {
+        Hint { location, distance: 1 + (location % 255) as u8 }
+    }
+
+    #[test]
+    fn index_is_bounded_by_pool_and_limit() {
+        assert_eq!(bytes_of(TIB_BLOCKS / 1024), 1 << 20);
+        assert_eq!(bytes_of(TIB_BLOCKS), 1 << 30);
+        assert_eq!(bytes_of(128 * TIB_BLOCKS), DEDUP_INDEX_BYTES_MAX);
+        assert_eq!(std::mem::size_of::<Entry>() as u64, ENTRY_BYTES);
+        assert_eq!(Index::new(0).entries.len(), SET);
+    }
+
+    #[test]
+    fn newest_hints_of_a_set_are_found() {
+        // One set.
+        let mut index = Index::new(0);
+        assert_eq!(index.get(0), None, "an empty entry has fingerprint 0");
+        for at in 0..20 {
+            index.put(at * 7, hint(1000 + at));
+        }
+        for at in 0..20 {
+            let expected = (at >= 12).then(|| hint(1000 + at));
+            assert_eq!(index.get(at * 7), expected, "{at}");
+        }
+        index.put(12 * 7, hint(5));
+        assert_eq!(index.get(12 * 7), Some(hint(5)));
+        index.put(1, hint(6));
+        assert_eq!((index.get(13 * 7), index.get(12 * 7)), (None, Some(hint(5))));
+    }
+
+    #[test]
+    fn place_in_a_unit_is_kept() {
+        let mut index = Index::new(TIB_BLOCKS / 1024);
+        let location = UnitPlace { index: 7, blocks: 8, stored: 7 }.location((1 << 37) - 1);
+        for fingerprint in [0, 1, u64::MAX] {
+            index.put(fingerprint, Hint { location, distance: 255 });
+            assert_eq!(index.get(fingerprint), Some(Hint { location, distance: 255 }));
+        }
+    }
+}

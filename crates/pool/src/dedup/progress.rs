@@ -1,0 +1,188 @@
+//! Progress of the scan for equal blocks: which closed segments were not scanned since they were
+//! written. Pure.
+//!
+//! Invariant: a segment that is written again after its scan is scanned again, because it is not
+//! closed in between.
+
+use std::collections::BTreeMap;
+
+use super::Domain;
+use super::fingerprint::Fingerprints;
+use super::index::Index;
+use crate::ondisk::volume_table::VolumeTable;
+
+/// The index, and the hash function of its fingerprints.
+pub(crate) type Seen = (Fingerprints, Index);
+
+/// State of deduplication in a pool. Empty without volumes that have it on.
+#[derive(Default)]
+pub(crate) struct ScanProgress {
+    domains: BTreeMap<u32, Domain>,
+    /// Whether each segment was scanned since it closed.
+    scanned: Vec<bool>,
+    /// Closed segments that were not.
+    left: usize,
+    /// Where the search for the next segment begins.
+    next: usize,
+    /// Blocks written for hosts after which the scan goes on, if the pool had no room.
+    resume_at: u64,
+    index: Option<Seen>,
+}
+
+impl ScanProgress {
+    /// Takes changed properties of volumes into account. Blocks that may be shared now need another
+    /// scan.
+    pub(crate) fn volumes_changed(&mut self, volumes: &VolumeTable) {
+        let plain = volumes.present().filter(|volume| volume.encryption.is_none());
+        let found = plain.filter_map(|volume| Some((volume, Domain::with(&volume.properties)?)));
+        let mut domains = BTreeMap::new();
+        let mut is_wider = false;
+        for (volume, domain) in found {
+            let is_same = self.domains.get(&volume.id) == Some(&domain);
+            is_wider |= !is_same && volume.mapped > 0;
+            domains.insert(volume.id, domain);
+        }
+        match domains.is_empty() {
+            true => *self = ScanProgress::default(),
+            false => self.domains = domains,
+        }
+        if is_wider {
+            self.scanned.clear();
+            (self.resume_at, self.next) = (0, 0);
+        }
+    }
+
+    /// Takes a checkpoint into account, after which these segments of `count` are closed.
+    pub(crate) fn segments_changed(&mut self, count: usize, is_closed: impl Fn(u32) -> bool) {
+        if self.domains.is_empty() {
+            return;
+        }
+        self.scanned.resize(count, false);
+        self.left = 0;
+        for (segment, scanned) in (0..).zip(&mut self.scanned) {
+            let is_closed = is_closed(segment);
+            *scanned &= is_closed;
+            self.left += usize::from(is_closed && !*scanned);
+        }
+    }
+
+    /// Domain of a volume; `None` if its blocks are not to be shared.
+    pub(crate) fn domain(&self, volume: u32) -> Option<Domain> {
+        self.domains.get(&volume).copied()
+    }
+
+    /// True if some volume has deduplication on.
+    pub(crate) fn is_on(&self) -> bool {
+        !self.domains.is_empty()
+    }
+
+    /// True if a segment is to be scanned, after so many blocks were written for hosts.
+    pub(crate) fn is_due(&self, host_blocks: u64) -> bool {
+        self.left > 0 && host_blocks >= self.resume_at
+    }
+
+    /// Stops the scan until hosts have written so many blocks in all.
+    pub(crate) fn pause_until(&mut self, host_blocks: u64) {
+        self.resume_at = host_blocks;
+    }
+
+    /// The next segment to scan, among those for which `can_scan`.
+    pub(crate) fn next(&mut self, can_scan: impl Fn(u32) -> bool) -> Option<u32> {
+        let count = self.scanned.len();
+        let mut order = (self.next..count).chain(0..self.next.min(count));
+        let found = order.find(|at| !self.scanned[*at] && can_scan(*at as u32));
+        match found {
+            Some(found) => self.next = found,
+            // What is left cannot be scanned now.
+            None => self.left = 0,
+        }
+        found.map(|found| found as u32)
+    }
+
+    /// Counts a segment as scanned.
+    pub(crate) fn scanned(&mut self, segment: u32) {
+        if let Some(scanned) = self.scanned.get_mut(segment as usize)
+            && !std::mem::replace(scanned, true)
+        {
+            self.left = self.left.saturating_sub(1);
+        }
+    }
+
+    /// Takes the index for a step, which returns it.
+    pub(crate) fn take_index(&mut self, blocks: u64) -> Seen {
+        self.index.take().unwrap_or_else(|| (Fingerprints::default(), Index::new(blocks)))
+    }
+
+    /// Returns the index, unless deduplication was turned off meanwhile.
+    pub(crate) fn return_index(&mut self, index: Seen) {
+        self.index = self.is_on().then_some(index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dedup::{DEDUP_DOMAIN_PROPERTY, DEDUP_PROPERTY};
+    use crate::ondisk::volume_table::VolumeRecord;
+
+    fn volumes(all: &[(u32, u64, &str)]) -> VolumeTable {
+        let mut table = VolumeTable::default();
+        for (id, mapped, domain) in all {
+            let mut volume = VolumeRecord::new(*id, format!("v{id}"), 100);
+            volume.mapped = *mapped;
+            if !domain.is_empty() {
+                volume.properties = [(DEDUP_PROPERTY, "on"), (DEDUP_DOMAIN_PROPERTY, domain)]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into();
+            }
+            table.volumes.insert(*id, volume);
+        }
+        table
+    }
+
+    /// Scans all but the segments that are damaged or not closed.
+    fn scan_all(progress: &mut ScanProgress, but: &[u32]) -> Vec<u32> {
+        let mut found = Vec::new();
+        while progress.is_due(0) {
+            let Some(next) = progress.next(|segment| !but.contains(&segment)) else { break };
+            progress.scanned(next);
+            found.push(next);
+        }
+        found
+    }
+
+    #[test]
+    fn each_closed_segment_is_scanned_once() {
+        let mut progress = ScanProgress::default();
+        progress.segments_changed(6, |_| true);
+        assert!(!progress.is_due(0), "no volume has it on");
+        progress.volumes_changed(&volumes(&[(1, 9, "a"), (2, 9, "")]));
+        progress.segments_changed(6, |segment| segment != 2);
+        assert_eq!(scan_all(&mut progress, &[2, 5]), [0, 1, 3, 4]);
+        assert!(!progress.is_due(0), "segment 5 cannot be scanned now");
+        progress.segments_changed(6, |segment| segment != 3);
+        assert_eq!(scan_all(&mut progress, &[3, 5]), [2]);
+        progress.segments_changed(6, |_| true);
+        assert_eq!(scan_all(&mut progress, &[5]), [3], "it was written again");
+        progress.segments_changed(7, |_| true);
+        progress.pause_until(9);
+        assert!(!progress.is_due(8) && progress.is_due(9));
+    }
+
+    #[test]
+    fn blocks_that_may_be_shared_now_are_scanned_again() {
+        let mut progress = ScanProgress::default();
+        let mut left = |all: &[(u32, u64, &str)]| {
+            progress.volumes_changed(&volumes(all));
+            progress.segments_changed(3, |_| true);
+            scan_all(&mut progress, &[]).len()
+        };
+        assert_eq!(left(&[(1, 9, "a")]), 3);
+        assert_eq!(left(&[(1, 9, "a"), (2, 0, "a")]), 0, "it is new");
+        assert_eq!(left(&[(1, 9, "a"), (2, 9, "a")]), 0);
+        assert_eq!(left(&[(1, 9, "a"), (2, 9, "b")]), 3, "another domain");
+        assert_eq!(left(&[(1, 9, "a"), (2, 9, "")]), 0);
+        assert_eq!(left(&[(1, 9, ""), (2, 9, "")]), 0);
+        assert_eq!(left(&[(1, 9, "a"), (2, 9, "")]), 3);
+    }
+}
