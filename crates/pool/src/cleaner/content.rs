@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use super::pack::{Copied, LivePiece, Part, Size, live_parts, size};
+use super::pack::Copied;
+use super::piece::{LivePiece, Part, Size, live_parts, size};
 use crate::compress::compressed_with;
 use crate::dedup::Domain;
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};

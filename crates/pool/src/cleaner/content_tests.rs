@@ -1,7 +1,7 @@
 //! Tests of packing by content: what gets into one unit, and that nothing takes more than it took.
 
 use super::*;
-use crate::cleaner::pack::PieceKey;
+use crate::cleaner::piece::PieceKey;
 use crate::compress::decompressed;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::MapEntry;

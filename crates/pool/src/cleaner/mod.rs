@@ -14,12 +14,14 @@
 //!   copy, because one task does both in turn.
 
 mod content;
+mod contents;
 pub(crate) mod gain;
 mod gather;
 mod owners;
 mod pack;
 #[cfg(test)]
 mod pass_tests;
+mod piece;
 mod share;
 pub(crate) mod survey;
 mod turns;

@@ -1,8 +1,12 @@
 //! Tests of packing: content, density, and that nothing takes more than it took.
 
+use std::sync::Arc;
+
 use flagstone_runtime::rng::Rng;
 
 use super::*;
+use crate::cleaner::piece::{PieceKey, place_of};
+use crate::compress::decompressed_with;
 use crate::crypt::tests::cipher;
 use crate::id::PoolId;
 use crate::ondisk::chunk::ChunkHeader;

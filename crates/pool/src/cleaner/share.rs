@@ -14,10 +14,9 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::{buf, time};
 
 use super::content::{ContentPiece, clusters, copied_size, is_gain, packed, present_size};
-use super::gather::{
-    Contents, FoundBlock, Live, Named, ReadPayload, of_snapshots, parts, verified,
-};
-use super::pack::{LivePiece, PieceKey, live_entries};
+use super::contents::{Contents, FoundBlock, Named};
+use super::gather::{Live, ReadPayload, of_snapshots, parts, verified};
+use super::piece::{LivePiece, PieceKey, live_entries};
 use super::{Copies, State};
 use crate::dedup::Domain;
 use crate::dedup::fingerprint::Fingerprints;

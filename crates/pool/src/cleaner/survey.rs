@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use flagstone_blockdev::IoError;
 
-use super::gather::{Contents, Named};
+use super::contents::{Contents, Named};
 use super::owners::Owners;
-use super::pack::PieceKey;
+use super::piece::PieceKey;
 use crate::limits::SURVEYS_MAX;
 use crate::manage::shared::{Shared, State};
 use crate::ondisk::chunk::ChunkHeader;
