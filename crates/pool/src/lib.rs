@@ -35,7 +35,7 @@ mod work_slices;
 
 pub use compress::{COMPRESSION_PROPERTY, Compression};
 pub use crypt::key::WrappingKey;
-pub use dedup::{DEDUP_DOMAIN_PROPERTY, DEDUP_PROPERTY, Dedup, dedup_domain};
+pub use dedup::{DEDUP_DOMAIN_PROPERTY, DEDUP_PROPERTY, Dedup, DedupStatus, dedup_domain};
 pub use error::{PoolError, VolumeError};
 pub use id::PoolId;
 pub use manage::create::{CreateOptions, Redundancy};

@@ -403,7 +403,8 @@ impl Shared {
                 copied.extend(packed(&contents, group));
                 scan.slices.spend(1).await;
             }
-            if !is_gain(present_size(&contents, &cluster), copied_size(&copied)) {
+            let (present, taken) = (present_size(&contents, &cluster), copied_size(&copied));
+            if !is_gain(present, taken) {
                 continue;
             }
             let parts: Vec<_> = copied.iter().flat_map(|copied| &copied.parts).cloned().collect();
@@ -417,6 +418,8 @@ impl Shared {
                 continue;
             }
             copies.count(&parts);
+            let freed = (present.payload - taken.payload) * BLOCK_BYTES;
+            self.state.lock().dedup.freed(freed as u64);
             copied.into_iter().for_each(|copied| copies.packer.put(copied));
             self.write_copies(copies, false).await?;
         }

@@ -55,6 +55,11 @@ impl Index {
         Index { entries: vec![Entry::default(); sets * SET] }
     }
 
+    /// Memory of the entries, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.entries.len() as u64 * ENTRY_BYTES
+    }
+
     fn set(&self, fingerprint: u64) -> std::ops::Range<usize> {
         let sets = self.entries.len() / SET;
         let set = (u128::from(fingerprint) * sets as u128 >> 64) as usize;

@@ -54,6 +54,17 @@ impl Dedup {
     }
 }
 
+/// State of deduplication in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DedupStatus {
+    /// Volumes whose equal blocks are shared.
+    pub volumes: usize,
+    /// Space to scan for equal blocks, in bytes of whole segments.
+    pub unscanned_bytes: u64,
+    /// Memory of the index of fingerprints, in bytes.
+    pub index_bytes: u64,
+}
+
 /// Domain of volumes that may share blocks: a digest of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Domain([u8; 16]);

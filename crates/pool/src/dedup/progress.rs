@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::Domain;
 use super::fingerprint::Fingerprints;
 use super::index::Index;
+use super::{DedupStatus, Domain};
 use crate::ondisk::volume_table::VolumeTable;
 
 /// The index, and the hash function of its fingerprints.
@@ -27,6 +27,10 @@ pub(crate) struct ScanProgress {
     /// Blocks written for hosts after which the scan goes on, if the pool had no room.
     resume_at: u64,
     index: Option<Seen>,
+    /// Memory of the index, in bytes.
+    index_bytes: u64,
+    /// Bytes that shared blocks freed since the opening.
+    freed_bytes: u64,
 }
 
 impl ScanProgress {
@@ -43,7 +47,10 @@ impl ScanProgress {
             domains.insert(volume.id, domain);
         }
         match domains.is_empty() {
-            true => *self = ScanProgress::default(),
+            true => {
+                let freed_bytes = self.freed_bytes;
+                *self = ScanProgress { freed_bytes, ..ScanProgress::default() };
+            }
             false => self.domains = domains,
         }
         if is_wider {
@@ -110,12 +117,35 @@ impl ScanProgress {
 
     /// Takes the index for a step, which returns it.
     pub(crate) fn take_index(&mut self, blocks: u64) -> Seen {
-        self.index.take().unwrap_or_else(|| (Fingerprints::default(), Index::new(blocks)))
+        let seen =
+            self.index.take().unwrap_or_else(|| (Fingerprints::default(), Index::new(blocks)));
+        self.index_bytes = seen.1.bytes();
+        seen
     }
 
     /// Returns the index, unless deduplication was turned off meanwhile.
     pub(crate) fn return_index(&mut self, index: Seen) {
         self.index = self.is_on().then_some(index);
+    }
+
+    /// Counts bytes that shared blocks freed.
+    pub(crate) fn freed(&mut self, bytes: u64) {
+        self.freed_bytes += bytes;
+    }
+
+    /// Bytes that shared blocks freed since the opening.
+    pub(crate) fn freed_bytes(&self) -> u64 {
+        self.freed_bytes
+    }
+
+    /// State of deduplication in a pool with segments of this length; `None` if no volume has it
+    /// on.
+    pub(crate) fn status(&self, segment_bytes: u64) -> Option<DedupStatus> {
+        self.is_on().then(|| DedupStatus {
+            volumes: self.domains.len(),
+            unscanned_bytes: self.left as u64 * segment_bytes,
+            index_bytes: self.index_bytes,
+        })
     }
 }
 

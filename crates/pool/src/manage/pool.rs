@@ -18,6 +18,7 @@ use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::crypt::VolumeCipher;
 use crate::crypt::key::WrappedKey;
+use crate::dedup::DedupStatus;
 use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES, MAP_CACHE_BYTES, VOLUMES_MAX};
@@ -91,6 +92,10 @@ pub struct PoolStatus {
     pub cleaned_segments: u64,
     /// Live blocks that the cleaner copied since the opening.
     pub copied_blocks: u64,
+    /// Bytes that sharing equal blocks freed since the opening.
+    pub deduplicated_bytes: u64,
+    /// State of deduplication, if a volume has it on.
+    pub dedup: Option<DedupStatus>,
     /// Failure after which the pool fails changes, until it is opened again.
     pub failed: Option<IoError>,
     /// The log device, if the pool has one.
@@ -298,9 +303,17 @@ impl Pool {
             checkpoints: state.checkpoints,
             cleaned_segments: state.cleaned.0,
             copied_blocks: state.cleaned.1,
+            deduplicated_bytes: state.dedup.freed_bytes(),
+            dedup: state.dedup.status(bytes(segment)),
             failed: state.check().err(),
             log: LogDeviceStatus::of(shared, &state),
         }
+    }
+
+    /// True if volumes can have deduplication: it needs compressed units, for which the chunks of
+    /// small segments are too short.
+    pub fn can_share_blocks(&self) -> bool {
+        self.shared().has_units()
     }
 
     /// The volumes, by identifier.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::backing::Claim;
 use super::handle::VolumeHandle;
-use super::space::{Sizes, chunk_blocks};
+use super::space::{Sizes, chunk_blocks, has_units};
 use super::usage::SegmentUsage;
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
@@ -24,7 +24,7 @@ use crate::cleaner::gain::Gain;
 use crate::cleaner::survey::LockedWeights;
 use crate::crypt::VolumeCipher;
 use crate::dedup::progress::ScanProgress;
-use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX, UNIT_BLOCKS};
+use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
@@ -396,6 +396,10 @@ impl State {
         self.count_claims();
         let deleting = self.volume_table.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumePresence::Present).count();
+        // Shared blocks are in units.
+        if !has_units(self.superblock.segment_blocks) {
+            return;
+        }
         self.dedup.volumes_changed(&self.volume_table);
         let segments = &self.segments;
         self.dedup.segments_changed(segments.count(), |segment| segments.is_closed(segment));
@@ -627,13 +631,12 @@ impl State {
 impl Shared {
     /// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
     pub(crate) fn chunk_blocks(&self) -> usize {
-        chunk_blocks(&self.storage.layout) as usize
+        chunk_blocks(self.storage.layout.segment_blocks()) as usize
     }
 
-    /// True if the pool may have compressed units. They would leave too much of short chunks empty
-    /// for the capacity.
+    /// True if the pool may have compressed units.
     pub(crate) fn has_units(&self) -> bool {
-        self.chunk_blocks() > UNIT_BLOCKS
+        has_units(self.storage.layout.segment_blocks())
     }
 
     /// The open chunk of this core.

@@ -33,9 +33,15 @@ pub(crate) struct Sizes {
 }
 
 /// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
-pub(crate) fn chunk_blocks(layout: &PoolLayout) -> u64 {
-    let segment = u64::from(layout.segment_blocks());
+pub(crate) fn chunk_blocks(segment_blocks: u32) -> u64 {
+    let segment = u64::from(segment_blocks);
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
+}
+
+/// True if a pool with such segments may have compressed units. They would leave too much of short
+/// chunks empty for the capacity.
+pub(crate) fn has_units(segment_blocks: u32) -> bool {
+    chunk_blocks(segment_blocks) > UNIT_BLOCKS as u64
 }
 
 /// Most copies of the cleaner in addition to `recent` changes. In a small pool, they are those of a
@@ -103,7 +109,7 @@ impl Sizes {
         let reserve = reserve.min(u64::from(segments) / 4);
         let log = BEGINNING_SEGMENTS as u64;
         let rest = (u64::from(segments) - reserve - log) * segment_blocks;
-        let chunk = chunk_blocks(layout);
+        let chunk = chunk_blocks(layout.segment_blocks());
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,

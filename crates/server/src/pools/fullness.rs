@@ -75,6 +75,8 @@ mod tests {
             checkpoints: 0,
             cleaned_segments: 0,
             copied_blocks: 0,
+            deduplicated_bytes: 0,
+            dedup: None,
             failed: None,
             log: None,
             redundancy: None,
