@@ -457,3 +457,7 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "share_tests.rs"]
+mod tests;

@@ -1,0 +1,157 @@
+//! Tests of the scan, driven step by step: hints that are wrong, and units that are in more leaves
+//! than a pass may move.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
+use flagstone_runtime::{Buf, block_on, buf};
+
+use super::*;
+use crate::ondisk::page::FANOUT;
+use crate::{CreateOptions, DEDUP_PROPERTY, NamedDevice, Pool, PoolVolume, VolumeOptions};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+async fn pool() -> Pool {
+    let device = MemoryDevice::new((1 << 20) + 64 * 128 * BLOCK, 512).unwrap();
+    let devices = vec![NamedDevice { name: "/a".to_owned(), device: Arc::new(device) }];
+    let options = CreateOptions { segment_blocks: 128, ..CreateOptions::new("fast") };
+    Pool::create(devices, &options).await.unwrap()
+}
+
+fn options(blocks: u64) -> VolumeOptions {
+    let properties = [(DEDUP_PROPERTY.to_owned(), "on".to_owned())].into();
+    VolumeOptions { size_bytes: blocks * BLOCK, properties, ..VolumeOptions::default() }
+}
+
+/// Noise that does not compress; the same for each block of a stamp.
+fn content(stamp: u64) -> Vec<u8> {
+    let mut rng = flagstone_runtime::rng::Rng::new(stamp);
+    (0..BLOCK / 8).flat_map(|_| rng.next_u64().to_le_bytes()).collect()
+}
+
+async fn write(volume: &PoolVolume, at: u64, stamp: u64) {
+    volume.write(at * BLOCK, Buf::copy_of(&content(stamp)).unwrap(), false).await.unwrap();
+}
+
+/// Writes a segment of other blocks.
+async fn fill(volume: &PoolVolume, first: u64) {
+    for at in first..first + 70 {
+        write(volume, at, 1000 + at).await;
+    }
+}
+
+async fn is_content(volume: &PoolVolume, at: u64, stamp: u64) -> bool {
+    let read = volume.read(at * BLOCK, buf::alloc(BLOCK_BYTES).await).await.unwrap();
+    read[..] == content(stamp)
+}
+
+/// Closes the written segments, and keeps the maintenance task from scanning them by itself.
+async fn held(pool: &Pool) -> &Shared {
+    pool.checkpoint().await.unwrap();
+    pool.checkpoint().await.unwrap();
+    let shared = pool.shared();
+    shared.state.lock().pause = MaintenancePause::Held;
+    shared
+}
+
+async fn scan_all(shared: &Shared) {
+    while shared.state.lock().can_share() {
+        shared.share().await.unwrap();
+    }
+}
+
+/// The only volume.
+fn volume_id(shared: &Shared) -> u32 {
+    shared.state.lock().volume_table.present().next().unwrap().id
+}
+
+/// Location of a block of a volume.
+async fn location(shared: &Shared, volume: u32, at: u64) -> u64 {
+    let tree = shared.state.lock().trees[&volume];
+    tree.lookup(&shared.storage, &shared.cache, at).await.unwrap().location
+}
+
+/// A fingerprint that two contents have in common, and hints of which the block is gone, is in a
+/// payload, or was never written.
+#[test]
+fn wrong_hints_share_no_unequal_blocks() {
+    block_on(async {
+        let pool = pool().await;
+        let volume = pool.create_volume("v", &options(300)).await.unwrap();
+        for at in 0..100 {
+            write(&volume, at, 1 + at).await;
+        }
+        let shared = held(&pool).await;
+        let id = volume_id(shared);
+        let other = location(shared, id, 50).await;
+        let layout = &shared.storage.layout;
+        let free = layout.first_block(layout.segments() - 1) + 5;
+        let wrong = [(other, 1), (other, 200), (other + 1, 3), (free, 1), (free, 5)];
+        let (fingerprints, mut index) = shared.state.lock().dedup.take_index(layout.blocks());
+        let fingerprint = |at: u64| fingerprints.of(Domain::of(""), &content(1 + at));
+        for at in 0..50 {
+            let (location, distance) = wrong[at as usize % wrong.len()];
+            index.put(fingerprint(at), Hint { location, distance });
+        }
+        let prints: Vec<u64> = (0..50).map(fingerprint).collect();
+        shared.state.lock().dedup.return_index((fingerprints, index));
+        scan_all(shared).await;
+        assert_eq!(shared.state.lock().cleaned.1, 0, "copied blocks");
+        assert_eq!(shared.state.lock().dedup.freed_bytes(), 0);
+        let (_, index) = shared.state.lock().dedup.take_index(layout.blocks());
+        for (at, print) in (0..).zip(prints) {
+            let hint = index.get(print).unwrap();
+            assert_eq!(hint.location, location(shared, id, at).await, "the hint is corrected");
+        }
+        for at in 0..100 {
+            assert!(is_content(&volume, at, 1 + at).await, "block {at}");
+        }
+    })
+    .unwrap();
+}
+
+/// A segment with such a unit could never be emptied, and its device never be removed.
+#[test]
+fn blocks_of_unit_in_too_many_leaves_move_alone() {
+    block_on(async {
+        let pool = pool().await;
+        let leaf = FANOUT as u64;
+        let volume = pool.create_volume("v", &options(9 * leaf)).await.unwrap();
+        // One content in eight leaves. Other blocks fill the segment.
+        for at in 0..8 {
+            write(&volume, at * leaf, 1).await;
+        }
+        fill(&volume, 8 * leaf).await;
+        let shared = held(&pool).await;
+        scan_all(shared).await;
+        let id = volume_id(shared);
+        let first = location(shared, id, 0).await;
+        let unit = crate::ondisk::unit::unit_of(first).expect("the blocks are shared");
+        assert_eq!((unit.blocks, unit.stored), (8, 2));
+        shared.state.lock().pause = MaintenancePause::None;
+        fill(&volume, 8 * leaf + 100).await;
+        pool.create_snapshot(&["v"], "s").await.unwrap();
+        let shared = held(&pool).await;
+        let segment = shared.storage.layout.segment_of(first);
+        assert!(shared.state.lock().segments.is_closed(segment));
+        // Room for the pages above three of the blocks.
+        let mut passes = 0;
+        while shared.state.lock().usage.weights[segment as usize] > 0 {
+            let mut copies = shared.no_copies(&shared.state.lock());
+            (copies.pages_max, copies.leaves_max) = (4, 1000);
+            shared.clean_segment(segment, &mut copies).await.unwrap();
+            shared.write_copies(&mut copies, true).await.unwrap();
+            shared.checkpoint().await.unwrap();
+            passes += 1;
+            assert!(passes < 20, "the segment is not emptied");
+        }
+        assert!(passes > 1, "the unit had room as a whole");
+        let snapshot = pool.open_snapshot("v@s").unwrap();
+        for at in 0..8 {
+            assert!(is_content(&volume, at * leaf, 1).await, "block {at}");
+            assert!(is_content(&snapshot, at * leaf, 1).await, "block {at} of the snapshot");
+        }
+    })
+    .unwrap();
+}
