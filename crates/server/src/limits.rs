@@ -70,6 +70,9 @@ pub const KEY_FILE_BYTES: u64 = 256;
 /// Longest path of such a file, in bytes: that of Linux.
 pub const KEY_FILE_PATH_BYTES: usize = 4095;
 
+/// Longest name of a domain of deduplication, in bytes.
+pub const DEDUP_DOMAIN_BYTES: usize = 64;
+
 /// Names in a list of an answer, before the number of the others.
 pub const NAMES_SHOWN: usize = 16;
 

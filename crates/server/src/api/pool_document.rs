@@ -63,7 +63,7 @@ pub struct PoolDocument {
     /// Data of its volumes as of the last checkpoint, before compression. Data that volumes share
     /// counts for each.
     pub data_bytes: u64,
-    /// Space of this data after compression.
+    /// Space of this data after compression and deduplication.
     pub stored_bytes: u64,
     /// Space beyond `used_bytes` that overwritten parts of compressed data hold until they are
     /// cleaned, at most.
@@ -88,6 +88,12 @@ pub struct PoolDocument {
     pub cleaned_segments: u64,
     /// Bytes that it copied out of them.
     pub copied_bytes: u64,
+    /// Bytes that sharing equal blocks freed since then.
+    #[serde(default)]
+    pub deduplicated_bytes: u64,
+    /// State of deduplication; absent while no volume has it on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dedup: Option<DedupDocument>,
     /// The device that is being removed, or whose removal failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub removal: Option<RemovalDocument>,
@@ -97,6 +103,17 @@ pub struct PoolDocument {
     /// The next step for the operator, if one is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+/// Deduplication of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DedupDocument {
+    /// Volumes whose equal blocks are shared.
+    pub volumes: u64,
+    /// Space to scan for equal blocks, in whole segments.
+    pub unscanned_bytes: u64,
+    /// Memory of the index of fingerprints.
+    pub index_bytes: u64,
 }
 
 named! {
@@ -327,7 +344,8 @@ pub struct PoolPlaceDocument {
     pub thick: bool,
     /// Data as of the last checkpoint, before compression.
     pub used_bytes: u64,
-    /// Space of this data after compression. Data that it shares with snapshots counts too.
+    /// Space of this data after compression and deduplication. Data that it shares with snapshots
+    /// counts too; each of several equal blocks has its part of their space.
     pub stored_bytes: u64,
     /// The snapshot of another volume of which it is a clone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -335,8 +353,8 @@ pub struct PoolPlaceDocument {
     /// Encryption at rest; `null` if it is not encrypted.
     #[serde(default)]
     pub encryption: Option<EncryptionDocument>,
-    /// Settings: keys of a volume's table in a configuration, `compression` and
-    /// `encryption_key_file`.
+    /// Settings: keys of a volume's table in a configuration, `compression`, `dedup`,
+    /// `dedup_domain` and `encryption_key_file`.
     pub settings: Map<String, Value>,
 }
 

@@ -15,10 +15,10 @@ use serde_json::{Map, Value};
 
 use super::document::VolumeDocument;
 use super::pool_document::{
-    LegDocument, OrderDocument, PairDeviceDocument, PairDeviceStateName, PoolAction, PoolDocument,
-    PoolLogDocument, PoolPlaceDocument, PoolStateName, PoolsDocument, RedundancyDocument,
-    RedundancyName, RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName,
-    UnservedDocument, VolumeAction,
+    DedupDocument, LegDocument, OrderDocument, PairDeviceDocument, PairDeviceStateName, PoolAction,
+    PoolDocument, PoolLogDocument, PoolPlaceDocument, PoolStateName, PoolsDocument,
+    RedundancyDocument, RedundancyName, RemovalDocument, RemovalStateName, ScrubDocument,
+    ScrubStateName, UnservedDocument, VolumeAction,
 };
 use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
@@ -81,8 +81,8 @@ struct VolumeBody {
     thick: Option<bool>,
     /// Path of the key file of an encrypted volume: the same as this key of `settings`.
     encryption_key_file: Option<String>,
-    /// Keys of a volume's table in a configuration, `compression` and `encryption_key_file`; `set`
-    /// removes keys that are `null`.
+    /// Keys of a volume's table in a configuration, `compression`, `dedup` (`on`, `off`),
+    /// `dedup_domain` and `encryption_key_file`; `set` removes keys that are `null`.
     settings: Map<String, Value>,
     to: Option<String>,
     /// The snapshot that becomes the content of a clone.
@@ -428,6 +428,12 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         checkpoints: status.checkpoints,
         cleaned_segments: status.cleaned_segments,
         copied_bytes: status.copied_blocks * flagstone_pool::limits::BLOCK_BYTES as u64,
+        deduplicated_bytes: status.deduplicated_bytes,
+        dedup: status.dedup.map(|dedup| DedupDocument {
+            volumes: dedup.volumes as u64,
+            unscanned_bytes: dedup.unscanned_bytes,
+            index_bytes: dedup.index_bytes,
+        }),
         next: next(server, name, &status, slot)
             .or_else(|| redundancy.as_ref().and_then(|copies| device_advice(name, copies)))
             .or_else(|| removal_advice(name, removal.as_ref()))
@@ -571,7 +577,7 @@ pub(super) fn legs(server: &Server) -> Vec<VolumeDocument> {
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 19] = [
+const FAMILIES: [(&str, &str, PoolNumber); 20] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -585,9 +591,11 @@ const FAMILIES: [(&str, &str, PoolNumber); 19] = [
     ("flagstone_pool_data_bytes", "Data of the volumes before compression.", |pool| {
         pool.data_bytes
     }),
-    ("flagstone_pool_stored_bytes", "Space of this data after compression.", |pool| {
-        pool.stored_bytes
-    }),
+    (
+        "flagstone_pool_stored_bytes",
+        "Space of this data after compression and deduplication.",
+        |pool| pool.stored_bytes,
+    ),
     (
         "flagstone_pool_held_bytes",
         "Space that overwritten parts of compressed data hold.",
@@ -639,6 +647,9 @@ const FAMILIES: [(&str, &str, PoolNumber); 19] = [
     ("flagstone_pool_copied_bytes_total", "Bytes that the cleaner copied.", |pool| {
         pool.copied_bytes
     }),
+    ("flagstone_pool_deduplicated_bytes_total", "Bytes that sharing equal blocks freed.", |pool| {
+        pool.deduplicated_bytes
+    }),
 ];
 
 type VolumeNumber = fn(&VolumeInfo) -> u64;
@@ -647,9 +658,11 @@ const VOLUME_FAMILIES: [(&str, &str, VolumeNumber); 2] = [
     ("flagstone_pool_volume_data_bytes", "Data of the volume before compression.", |volume| {
         volume.used_bytes
     }),
-    ("flagstone_pool_volume_stored_bytes", "Space of this data after compression.", |volume| {
-        volume.stored_bytes
-    }),
+    (
+        "flagstone_pool_volume_stored_bytes",
+        "Space of this data after compression and deduplication.",
+        |volume| volume.stored_bytes,
+    ),
 ];
 
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {

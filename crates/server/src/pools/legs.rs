@@ -225,7 +225,7 @@ async fn take(pool: &Pool, info: &VolumeInfo, why: StaleLeg) -> Result<(), Strin
 /// # Errors
 /// 422 for settings that it cannot have.
 pub(super) fn check_settings(name: &str, mirrored: &str, given: &Settings) -> Result<(), Problem> {
-    settings::check_compression(given)?;
+    settings::check_pool_keys(given)?;
     settings::key_file(given).map_err(Problem::invalid)?;
     let own = given.keys().find(|key| !settings::OWN_KEYS.contains(&key.as_str()));
     match own {

@@ -8,6 +8,7 @@
 //!   unusable settings.
 
 mod absence;
+mod dedup;
 mod device_orders;
 mod disk_search;
 #[cfg(test)]

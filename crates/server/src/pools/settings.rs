@@ -7,24 +7,31 @@
 use std::collections::BTreeMap;
 
 use flagstone_config::{Config, Diagnostics, Subsystem, Volume, pool_volume_keys};
-use flagstone_pool::{COMPRESSION_PROPERTY, Compression, LEG_PROPERTY};
+use flagstone_pool::{
+    COMPRESSION_PROPERTY, Compression, DEDUP_DOMAIN_PROPERTY, DEDUP_PROPERTY, Dedup, LEG_PROPERTY,
+    dedup_domain,
+};
 use flagstone_units::nearest_name;
 use serde_json::{Map, Value};
 
 use crate::http::Problem;
-use crate::limits::{KEY_FILE_PATH_BYTES, KEY_NAME_BYTES};
+use crate::limits::{DEDUP_DOMAIN_BYTES, KEY_FILE_PATH_BYTES, KEY_NAME_BYTES};
 
 /// Keys and values of a volume's table.
 pub(crate) type Settings = Map<String, Value>;
 
-/// Key that the pool obeys. The others are keys of a volume's table in a configuration.
+/// Keys that the pool obeys. The others are keys of a volume's table in a configuration.
 const COMPRESSION_KEY: &str = COMPRESSION_PROPERTY;
+const DEDUP_KEY: &str = DEDUP_PROPERTY;
+
+/// Name that lets volumes of different hosts share blocks.
+const DEDUP_DOMAIN_KEY: &str = "dedup_domain";
 
 /// Path of the file with the key of an encrypted volume.
 pub(crate) const KEY_FILE_KEY: &str = "encryption_key_file";
 
 /// Keys that no configuration has.
-pub(super) const OWN_KEYS: [&str; 2] = [COMPRESSION_KEY, KEY_FILE_KEY];
+pub(super) const OWN_KEYS: [&str; 4] = [COMPRESSION_KEY, DEDUP_KEY, DEDUP_DOMAIN_KEY, KEY_FILE_KEY];
 
 const VERSION_KEY: &str = "settings.version";
 const VERSION: &str = "1";
@@ -33,11 +40,42 @@ const TABLE_KEY: &str = "settings";
 /// Properties that store the settings in a pool.
 pub(crate) fn to_properties(settings: &Settings) -> BTreeMap<String, String> {
     let table = serde_json::to_string(settings).expect("a map of JSON values is JSON");
-    let compression = settings.get(COMPRESSION_KEY).and_then(Value::as_str);
+    let text = |key| settings.get(key).and_then(Value::as_str).map(str::to_owned);
+    let domain = share_domain(settings).map(|domain| (DEDUP_DOMAIN_PROPERTY, domain));
     let properties = [(VERSION_KEY, VERSION.to_owned()), (TABLE_KEY, table)]
         .into_iter()
-        .chain(compression.map(|mode| (COMPRESSION_KEY, mode.to_owned())));
+        .chain(text(COMPRESSION_KEY).map(|mode| (COMPRESSION_PROPERTY, mode)))
+        .chain(text(DEDUP_KEY).map(|setting| (DEDUP_PROPERTY, setting)))
+        .chain(domain);
     properties.map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Domain of deduplication: the given one or, without, the set of hosts that may connect. Its
+/// prefix keeps a name from being that of a set of hosts.
+fn domain(settings: &Settings) -> String {
+    match settings.get(DEDUP_DOMAIN_KEY).and_then(Value::as_str) {
+        Some(name) => format!("name:{name}"),
+        None => {
+            let hosts = settings.get("allow_hosts").and_then(Value::as_array);
+            let hosts = hosts.into_iter().flatten().filter_map(Value::as_str);
+            format!("hosts:{}", dedup_domain(hosts))
+        }
+    }
+}
+
+/// True if equal blocks of the volume are to be shared.
+pub(super) fn has_dedup(settings: &Settings) -> bool {
+    settings.get(DEDUP_KEY).and_then(Value::as_str) == Some(Dedup::On.name())
+}
+
+/// Domain in which equal blocks of the volume are shared; `None` if they are not.
+pub(super) fn share_domain(settings: &Settings) -> Option<String> {
+    has_dedup(settings).then(|| domain(settings))
+}
+
+/// True if a name says with which volumes it shares blocks.
+pub(super) fn names_domain(settings: &Settings) -> bool {
+    settings.contains_key(DEDUP_DOMAIN_KEY)
 }
 
 /// Settings with this compression alone; none if it is empty.
@@ -46,19 +84,39 @@ pub(crate) fn compressed(mode: &str) -> Settings {
     mode.map(|mode| (COMPRESSION_KEY.to_owned(), mode.into())).into_iter().collect()
 }
 
-/// Checks the setting that the pool obeys.
+/// Checks the settings that the pool obeys.
 ///
 /// # Errors
-/// [`Problem`] for an unknown value.
-pub(crate) fn check_compression(settings: &Settings) -> Result<(), Problem> {
-    let Some(value) = settings.get(COMPRESSION_KEY) else { return Ok(()) };
-    match value.as_str().and_then(Compression::parse) {
-        Some(_) => Ok(()),
-        None => {
-            let names = Compression::ALL.map(Compression::name).join(", ");
-            Err(Problem::invalid(format!("compression = {value}: write one of {names}")))
-        }
+/// [`Problem`] for an unknown value, or settings that exclude each other.
+pub(crate) fn check_pool_keys(settings: &Settings) -> Result<(), Problem> {
+    let is_mode = |value: &Value| value.as_str().and_then(Compression::parse).is_some();
+    if let Some(value) = settings.get(COMPRESSION_KEY).filter(|value| !is_mode(value)) {
+        let names = Compression::ALL.map(Compression::name).join(", ");
+        return Err(Problem::invalid(format!("compression = {value}: write one of {names}")));
     }
+    let is_setting = |value: &Value| value.as_str().and_then(Dedup::parse).is_some();
+    if let Some(value) = settings.get(DEDUP_KEY).filter(|value| !is_setting(value)) {
+        let names = Dedup::ALL.map(Dedup::name).join(", ");
+        return Err(Problem::invalid(format!("dedup = {value}: write one of {names}")));
+    }
+    let is_name = |value: &Value| {
+        value.as_str().is_some_and(|name| {
+            let is_plain = !name.chars().any(char::is_control);
+            !name.is_empty() && name.len() <= DEDUP_DOMAIN_BYTES && is_plain
+        })
+    };
+    if let Some(value) = settings.get(DEDUP_DOMAIN_KEY).filter(|value| !is_name(value)) {
+        return Err(Problem::invalid(format!(
+            "dedup_domain = {value}: write a name of 1 to {DEDUP_DOMAIN_BYTES} bytes"
+        )));
+    }
+    if has_dedup(settings) && settings.contains_key(KEY_FILE_KEY) {
+        return Err(Problem::invalid(
+            "dedup = \"on\" with encryption: blocks of encrypted volumes are never shared; leave \
+             one of the two out",
+        ));
+    }
+    Ok(())
 }
 
 /// Path of the key file of an encrypted volume. It may come from the disks of a stranger.
@@ -224,16 +282,57 @@ mod tests {
     #[test]
     fn compression_is_a_property_of_the_pool() {
         let given = settings(json!({"compression": "lz4", "read_only": true}));
-        assert_eq!(check_compression(&given), Ok(()));
+        assert_eq!(check_pool_keys(&given), Ok(()));
         let properties = to_properties(&given);
         assert_eq!(Compression::of(&properties), Compression::Lz4);
         assert_eq!(from_properties(&properties).unwrap(), given);
         let (volume, _) = volume(&config(), "fast", "db", &given).unwrap();
         assert!(volume.read_only);
         for wrong in [json!({"compression": "gzip"}), json!({"compression": 7})] {
-            let problem = check_compression(&settings(wrong)).unwrap_err();
+            let problem = check_pool_keys(&settings(wrong)).unwrap_err();
             assert!(format!("{problem:?}").contains("off, lz4, zstd, auto"), "{problem:?}");
         }
+    }
+
+    #[test]
+    fn dedup_is_a_property_with_a_domain() {
+        let given = |hosts: &[&str], domain: Option<&str>| {
+            let mut given = settings(json!({"dedup": "on", "allow_hosts": hosts}));
+            given.extend(domain.map(|name| ("dedup_domain".to_owned(), name.into())));
+            assert_eq!(check_pool_keys(&given), Ok(()));
+            let properties = to_properties(&given);
+            assert_eq!(Dedup::of(&properties), Dedup::On);
+            assert_eq!(from_properties(&properties).unwrap(), given);
+            volume(&config(), "fast", "db", &given).unwrap();
+            properties[DEDUP_DOMAIN_PROPERTY].clone()
+        };
+        let (a, b) = ("nqn.2026-01.io.h:a", "nqn.2026-01.io.h:b");
+        assert_eq!(given(&[a, b], None), given(&[b, a], None));
+        assert_ne!(given(&[a], None), given(&[b], None), "other hosts");
+        assert_ne!(given(&[a], None), given(&[], None), "any host");
+        assert_eq!(given(&[a], Some("images")), given(&[b], Some("images")), "allowed");
+        assert_ne!(given(&[a], Some("images")), given(&[a], Some("others")));
+        let hosts = given(&[a], None);
+        assert_ne!(given(&[b], Some(&hosts)), hosts, "a name is no set of hosts");
+        assert_eq!(Dedup::of(&to_properties(&settings(json!({})))), Dedup::Off);
+    }
+
+    #[test]
+    fn wrong_dedup_settings_are_refused() {
+        for (wrong, meant) in [
+            (json!({"dedup": true}), "dedup = true: write one of off, on"),
+            (json!({"dedup": "yes"}), "off, on"),
+            (json!({"dedup_domain": ""}), "1 to 64 bytes"),
+            (json!({"dedup_domain": "x".repeat(65)}), "1 to 64 bytes"),
+            (json!({"dedup_domain": "a\nb"}), "1 to 64 bytes"),
+            (json!({"dedup": "on", "encryption_key_file": "/k"}), "never shared"),
+        ] {
+            let refused = check_pool_keys(&settings(wrong)).unwrap_err();
+            assert_eq!(refused.status, 422);
+            assert!(refused.detail.contains(meant), "{}", refused.detail);
+        }
+        let off = settings(json!({"dedup": "off", "encryption_key_file": "/k"}));
+        assert_eq!(check_pool_keys(&off), Ok(()));
     }
 
     #[test]

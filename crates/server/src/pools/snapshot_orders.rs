@@ -8,6 +8,7 @@ use flagstone_units::exact_size;
 use serde_json::Value;
 
 use super::PoolState;
+use super::dedup;
 use super::orders::Outcome;
 use super::retire::not_retired;
 use super::settings::{self, KEY_FILE_KEY, Settings};
@@ -280,8 +281,10 @@ impl Server {
         }
         settings.extend(inherited.map(|path| (KEY_FILE_KEY.to_owned(), path.clone())));
         let mirrored = self.check_name_of(&pool_name, name, &settings, None)?;
+        self.check_dedup(&pool_name, &pool, name, &settings)?;
         let bytes = exact_size(snapshot.size_bytes);
-        let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}"))
+        let note = dedup::change_note(&pool_name, &Settings::new(), &settings);
+        let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}{note}"))
             .with_next(next_of(name, mirrored.as_deref()));
         if *dry_run {
             return Ok(outcome);

@@ -489,7 +489,7 @@ fn stream_of(receiver: &VolumeReceiver) -> StreamId {
 
 /// Refuses another compression than an existing volume has.
 fn check_same_compression(name: &str, info: &VolumeInfo, wanted: &str) -> Result<(), Problem> {
-    settings::check_compression(&settings::compressed(wanted))?;
+    settings::check_pool_keys(&settings::compressed(wanted))?;
     let own = Compression::of(&info.properties).name();
     match own == wanted {
         true => Ok(()),

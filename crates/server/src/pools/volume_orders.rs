@@ -12,6 +12,7 @@ use flagstone_units::display::size;
 use flagstone_units::exact_size;
 use serde_json::Value;
 
+use super::dedup;
 use super::key_files::{self, KeyChange};
 use super::legs;
 use super::orders::Outcome;
@@ -148,7 +149,7 @@ impl Server {
         settings: &Settings,
         own: Option<usize>,
     ) -> Result<(Volume, Subsystem), Problem> {
-        settings::check_compression(settings)?;
+        settings::check_pool_keys(settings)?;
         settings::key_file(settings).map_err(Problem::invalid)?;
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
@@ -197,6 +198,7 @@ impl Server {
             };
         }
         let mirrored = self.check_name_of(pool_name, name, &settings, None)?;
+        self.check_dedup(pool_name, &pool, name, &settings)?;
         if *size_bytes == 0 || !size_bytes.is_multiple_of(4096) {
             return Err(Problem::invalid("the size is a positive multiple of 4096 bytes"));
         }
@@ -225,6 +227,7 @@ impl Server {
             outcome.outcome += "; it is encrypted, so keep copies of its key file: without the key, \
                                 its data is lost";
         }
+        outcome.outcome += &dedup::change_note(pool_name, &Settings::new(), &settings);
         if *dry_run {
             return Ok(outcome);
         }
@@ -385,8 +388,8 @@ impl Server {
         }
     }
 
-    /// Changes settings. Limits, compression and allowed hosts change at once. Other settings take
-    /// the volume out of service for a moment, and so need detached hosts.
+    /// Changes settings. Limits, compression, deduplication and allowed hosts change at once. Other
+    /// settings take the volume out of service for a moment, and so need detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name], None).await?;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
@@ -420,6 +423,7 @@ impl Server {
         }
         let own = served.as_ref().map(|served| served.number);
         let (volume, subsystem) = self.checked(&pool_name, name, &settings, own)?;
+        self.check_dedup(&pool_name, &pool, name, &settings)?;
         let live = served.clone().filter(|served| is_live(served, &volume, &subsystem));
         if live.is_none() {
             self.check_detached(served.as_slice(), *force)?;
@@ -431,6 +435,7 @@ impl Server {
                 format!("volume {name} is taken out of service and served with its new settings")
             }
         });
+        outcome.outcome += &dedup::change_note(&pool_name, &former, &settings);
         if let KeyChange::Next { present, .. } = &key {
             outcome.outcome += "; its former key opens only old copies of the devices from then on";
             outcome.outcome += &key_files::former_key_users(&pool, name, present);
