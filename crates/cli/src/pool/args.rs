@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand};
-use flagstone_pool::Compression;
+use flagstone_pool::{Compression, Dedup};
 use flagstone_server::api::pool_document::RedundancyName;
 use flagstone_units::parse_size;
 
@@ -25,7 +25,7 @@ pub(crate) enum PoolCommand {
     Create(CreatePoolArgs),
     /// Show pools: space, volumes, health, and the next step
     Status(PoolStatusArgs),
-    /// Show what thin volumes, compression and clones save, and what that costs
+    /// Show what thin volumes, compression, deduplication and clones save, and what that costs
     Savings(PoolSavingsArgs),
     /// Open an existing pool: from another machine, or when its devices have other paths
     Import(ImportArgs),
@@ -466,6 +466,12 @@ pub(crate) struct SettingArgs {
     /// Compress new data: off, lz4, zstd, or auto (lz4 when written, zstd once it is cold)
     #[arg(long, value_name = "MODE", value_parser = Compression::ALL.map(Compression::name))]
     pub(crate) compression: Option<String>,
+    /// Share equal blocks with other volumes of the pool that allow the same hosts: on, off
+    #[arg(long, value_name = "SETTING", value_parser = Dedup::ALL.map(Dedup::name))]
+    pub(crate) dedup: Option<String>,
+    /// Share with the volumes that have the same domain, whatever their hosts
+    #[arg(long, value_name = "NAME")]
+    pub(crate) dedup_domain: Option<String>,
     /// File on the server with the key that encrypts the volume (flagstone key generate --volume),
     /// or kms:NAME for its key_command
     #[arg(long, value_name = "FILE")]

@@ -260,6 +260,12 @@ fn settings(args: &SettingArgs) -> Result<Map<String, Value>, Failure> {
     if let Some(mode) = &args.compression {
         settings.insert("compression".to_owned(), mode.clone().into());
     }
+    if let Some(setting) = &args.dedup {
+        settings.insert("dedup".to_owned(), setting.clone().into());
+    }
+    if let Some(name) = &args.dedup_domain {
+        settings.insert("dedup_domain".to_owned(), name.clone().into());
+    }
     if args.read_only {
         settings.insert("read_only".to_owned(), true.into());
     }
@@ -352,13 +358,16 @@ mod tests {
         let create = order(
             "flagstone volume create db --pool fast --size 2GiB --limit iops=15000 --limit \
              throughput=240MB/s --allow-host nqn.2026-01.io.h:1 --block-size 512 --read-only \
-             --compression auto --encryption-key-file /keys/db --setting nbd_export=data",
+             --compression auto --dedup on --dedup-domain 7 --encryption-key-file /keys/db \
+             --setting nbd_export=data",
         );
         let settings = json!({
             "limit": {"iops": 15000, "throughput": "240MB/s"},
             "allow_hosts": ["nqn.2026-01.io.h:1"],
             "block_size": 512,
             "compression": "auto",
+            "dedup": "on",
+            "dedup_domain": "7",
             "encryption_key_file": "/keys/db",
             "read_only": true,
             "nbd_export": "data",

@@ -1,17 +1,21 @@
 //! `flagstone pool savings`: space and money that a pool saves, by kind and by volume.
 //!
-//! Invariant: the kinds add up to the space in use, so each byte is explained once.
+//! Invariant: the kinds add up to the space in use, so each byte is explained once. Compression and
+//! deduplication store blocks in the same units, so the settings of the volumes say which of them
+//! saves the space.
 
 use std::fmt::Write as _;
 
 use flagstone_cloud::CapacityPrice;
+use flagstone_pool::{COMPRESSION_PROPERTY, Compression, DEDUP_PROPERTY, Dedup};
 use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
-use flagstone_server::api::pool_document::PoolDocument;
+use flagstone_server::api::pool_document::{PoolDocument, PoolPlaceDocument};
 use flagstone_server::http::encode;
 use flagstone_units::columns::{Left, Right, lines};
 use flagstone_units::display::size;
 use flagstone_units::grouped;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::args::PoolSavingsArgs;
 use crate::exit::{Exit, Failure};
@@ -63,6 +67,44 @@ struct VolumeSavings {
     size_bytes: u64,
     data_bytes: u64,
     stored_bytes: u64,
+    /// What saves the difference of the two.
+    saved_by: Reduction,
+}
+
+/// Settings of a volume that reduce its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Reduction {
+    /// Compression, or what was compressed before it was turned off.
+    Compression,
+    Deduplication,
+    CompressionAndDeduplication,
+}
+
+impl Reduction {
+    fn of(place: &PoolPlaceDocument) -> Reduction {
+        let is_set = |key: &str, off: &str| {
+            let value = place.settings.get(key).and_then(Value::as_str);
+            value.is_some_and(|value| value != off)
+        };
+        let is_compressed = is_set(COMPRESSION_PROPERTY, Compression::Off.name());
+        match (is_compressed, is_set(DEDUP_PROPERTY, Dedup::Off.name())) {
+            (_, false) => Reduction::Compression,
+            (false, true) => Reduction::Deduplication,
+            (true, true) => Reduction::CompressionAndDeduplication,
+        }
+    }
+
+    /// Name in JSON, and title.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Reduction::Compression => ("compression", "compression"),
+            Reduction::Deduplication => ("deduplication", "deduplication"),
+            Reduction::CompressionAndDeduplication => {
+                ("compression_and_deduplication", "compression, deduplication")
+            }
+        }
+    }
 }
 
 pub(super) fn run(args: &PoolSavingsArgs) -> Result<Exit, Failure> {
@@ -92,14 +134,39 @@ fn savings(
     volumes: &[VolumeDocument],
     price: Option<CapacityPrice>,
 ) -> Savings {
-    let kinds = [
-        ("thin", "not written, discarded or zero", pool.provisioned_bytes, pool.data_bytes),
-        ("compression", "compression", pool.data_bytes, pool.stored_bytes),
-        ("shared", "clones, less snapshots and maps", pool.stored_bytes, pool.used_bytes),
-    ];
-    let mut kinds: Vec<Kind> = kinds
-        .map(|(kind, title, from, to)| Kind { kind, title, saved_bytes: difference(from, to) })
-        .into();
+    let own = volumes.iter().filter_map(|volume| {
+        let place = volume.pool.as_ref().filter(|place| place.name == pool.name)?;
+        Some(VolumeSavings {
+            name: volume.name.clone(),
+            size_bytes: volume.size_bytes,
+            data_bytes: place.used_bytes,
+            stored_bytes: place.stored_bytes,
+            saved_by: Reduction::of(place),
+        })
+    });
+    let own: Vec<VolumeSavings> = own.collect();
+    let mut kinds = Vec::new();
+    let mut add = |(kind, title), saved_bytes| kinds.push(Kind { kind, title, saved_bytes });
+    let written = difference(pool.provisioned_bytes, pool.data_bytes);
+    add(("thin", "not written, discarded or zero"), written);
+    // What volumes with deduplication do not save is that of compression.
+    let mut compression = difference(pool.data_bytes, pool.stored_bytes);
+    let others = [Reduction::Deduplication, Reduction::CompressionAndDeduplication];
+    let mut saved = Vec::new();
+    for by in others {
+        let own = own.iter().filter(|volume| volume.saved_by == by);
+        let own: Vec<i64> =
+            own.map(|volume| difference(volume.data_bytes, volume.stored_bytes)).collect();
+        if !own.is_empty() {
+            let sum = own.into_iter().fold(0, i64::saturating_add);
+            compression = compression.saturating_sub(sum);
+            saved.push((by.names(), sum));
+        }
+    }
+    add(Reduction::Compression.names(), compression);
+    saved.into_iter().for_each(|(names, sum)| add(names, sum));
+    let shared = difference(pool.stored_bytes, pool.used_bytes);
+    add(("shared", "clones, less snapshots and maps"), shared);
     let copies = match pool.redundancy {
         Some(_) => {
             let saved_bytes = difference(0, pool.used_bytes);
@@ -109,15 +176,6 @@ fn savings(
         None => 1,
     };
     let (used_bytes, capacity_bytes) = (copies * pool.used_bytes, copies * pool.capacity_bytes);
-    let own = volumes.iter().filter_map(|volume| {
-        let place = volume.pool.as_ref().filter(|place| place.name == pool.name)?;
-        Some(VolumeSavings {
-            name: volume.name.clone(),
-            size_bytes: volume.size_bytes,
-            data_bytes: place.used_bytes,
-            stored_bytes: place.stored_bytes,
-        })
-    });
     Savings {
         pool: pool.name.clone(),
         provisioned_bytes: pool.provisioned_bytes,
@@ -130,7 +188,7 @@ fn savings(
             capacity_usd: capacity_bytes as f64 * price.usd_per_byte,
             price,
         }),
-        volumes: own.collect(),
+        volumes: own,
     }
 }
 
@@ -166,7 +224,8 @@ fn text(savings: &Savings) -> String {
             ("size", Right),
             ("data", Right),
             ("stored", Right),
-            ("compressed", Right),
+            ("ratio", Right),
+            ("saved by", Left),
         ];
         let rows: Vec<Vec<String>> = savings.volumes.iter().map(volume_row).collect();
         text.push('\n');
@@ -189,13 +248,18 @@ fn volume_row(volume: &VolumeSavings) -> Vec<String> {
         size(volume.data_bytes),
         size(volume.stored_bytes),
         ratio,
+        match volume.stored_bytes < volume.data_bytes {
+            true => volume.saved_by.names().1.to_owned(),
+            false => "-".to_owned(),
+        },
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use flagstone_cloud::Catalog;
-    use flagstone_server::api::pool_document::{PoolPlaceDocument, RedundancyDocument};
+    use flagstone_server::api::pool_document::RedundancyDocument;
+    use serde_json::json;
 
     use super::*;
 
@@ -247,13 +311,47 @@ clones, less snapshots and maps   -20 GiB    -5.0 %      -3.65
 used                               40 GiB    10.0 %       7.30
 capacity of the pool              300 GiB    75.0 %      54.76
 
-volume     size    data  stored  compressed
-db      200 GiB  50 GiB  10 GiB      5.00:1
+volume     size    data  stored   ratio  saved by
+db      200 GiB  50 GiB  10 GiB  5.00:1  compression
 
 prices: capacity of pd-ssd in "
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn dedup_is_shown_by_kind_and_volume() {
+        let with = |name: &str, stored_gib: u64, settings: Value| {
+            let mut volume = volume(name, "fast", 20, stored_gib);
+            let place = volume.pool.as_mut().unwrap();
+            place.settings = settings.as_object().unwrap().clone();
+            volume
+        };
+        let volumes = [
+            with("plain", 12, json!({"dedup": "on", "compression": "off"})),
+            with("both", 8, json!({"dedup": "on", "compression": "lz4"})),
+            with("off", 15, json!({"dedup": "off", "compression": "lz4"})),
+            with("none", 20, json!({})),
+        ];
+        let savings = savings(&pool(), &volumes, None);
+        let sum: i64 = savings.kinds.iter().map(|kind| kind.saved_bytes).sum();
+        assert_eq!(savings.provisioned_bytes as i64 - sum, savings.used_bytes as i64);
+        let text = text(&savings);
+        for line in [
+            "compression                       -20 GiB    -5.0 %\n",
+            "deduplication                      -8 GiB    -2.0 %\n",
+            "compression, deduplication        -12 GiB    -3.0 %\n",
+            "plain   200 GiB  20 GiB  12 GiB  1.67:1  deduplication\n",
+            "both    200 GiB  20 GiB   8 GiB  2.50:1  compression, deduplication\n",
+            "off     200 GiB  20 GiB  15 GiB  1.33:1  compression\n",
+            "none    200 GiB  20 GiB  20 GiB  1.00:1  -\n",
+        ] {
+            assert!(text.contains(line), "{line}{text}");
+        }
+        let json = serde_json::to_value(&savings).unwrap();
+        assert_eq!(json["kinds"][2]["kind"], "deduplication");
+        assert_eq!(json["volumes"][1]["saved_by"], "compression_and_deduplication");
     }
 
     /// Both copies take space on devices that cost money.

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use flagstone_runtime::time::wall_clock;
 use flagstone_server::api::pool_document::{
-    LegDocument, OrderDocument, PairDeviceDocument, PairDeviceStateName, PoolDocument,
-    PoolStateName, RedundancyDocument, RemovalDocument, ScrubDocument,
+    DedupDocument, LegDocument, OrderDocument, PairDeviceDocument, PairDeviceStateName,
+    PoolDocument, PoolStateName, RedundancyDocument, RemovalDocument, ScrubDocument,
 };
 use flagstone_units::display::size;
 
@@ -164,6 +164,9 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             pool.cleaned_segments,
             size(pool.copied_bytes)
         );
+        if let Some(dedup) = &pool.dedup {
+            let _ = writeln!(text, "  {}", deduplication(dedup, pool.deduplicated_bytes));
+        }
         let has_others = !pool.legs.is_empty() || !pool.unserved.is_empty();
         let _ = match pool.volumes.is_empty() {
             true if has_others => writeln!(text, "  no volumes are served"),
@@ -186,6 +189,16 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
         text.push('\n');
     }
     text + &advice(pool)
+}
+
+fn deduplication(dedup: &DedupDocument, freed_bytes: u64) -> String {
+    let DedupDocument { volumes, unscanned_bytes, .. } = dedup;
+    let left = match unscanned_bytes {
+        0 => String::new(),
+        left => format!(", {} to scan", size(*left)),
+    };
+    let freed = size(freed_bytes);
+    format!("deduplication of {volumes} volumes: {freed} freed since the pool was opened{left}")
 }
 
 /// A line for the scrub, then the damage that it found.

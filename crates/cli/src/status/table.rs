@@ -151,6 +151,14 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
         if let Some(origin) = &place.origin {
             let _ = write!(text, ", clone of {origin}");
         }
+        let setting = |key| place.settings.get(key).and_then(serde_json::Value::as_str);
+        if setting("dedup") == Some("on") {
+            let others = match setting("dedup_domain") {
+                Some(domain) => format!("domain {domain}"),
+                None => "with volumes for the same hosts".to_owned(),
+            };
+            let _ = write!(text, "\n  deduplication: {others}");
+        }
         if let Some(encryption) = &place.encryption {
             let key_file = encryption.key_file.as_deref().unwrap_or("unknown");
             let _ = write!(text, "\n  encryption: {}, key file {key_file}", encryption.algorithm);
