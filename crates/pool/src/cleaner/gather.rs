@@ -32,8 +32,17 @@ impl Copies {
     pub(super) fn has_room(&self, parts: &[Part]) -> bool {
         let new: BTreeSet<(u32, u64)> =
             leaves(parts).filter(|leaf| !self.leaves.contains(leaf)).collect();
-        self.blocks + live_blocks(parts) <= self.blocks_max
-            && self.leaves.len() + new.len() <= self.leaves_max
+        self.blocks + live_blocks(parts) <= self.blocks_max && self.has_leaves(&new)
+    }
+
+    fn has_leaves(&self, new: &BTreeSet<(u32, u64)>) -> bool {
+        self.leaves.len() + new.len() <= self.leaves_max
+    }
+
+    /// True if the leaves of these parts are too many.
+    fn lacks_leaves(&self, parts: &[Part]) -> bool {
+        let new = leaves(parts).filter(|leaf| !self.leaves.contains(leaf)).collect();
+        !self.has_leaves(&new)
     }
 
     pub(super) fn count(&mut self, parts: &[Part]) {
@@ -152,6 +161,24 @@ impl Shared {
         Ok(true)
     }
 
+    /// True if a pass that moves nothing else has room for all owners of these blocks.
+    async fn fits_alone(
+        &self,
+        moved: &[(AncestryNode, FoundBlock)],
+        copies: &mut Copies,
+    ) -> Result<bool, IoError> {
+        let others = std::mem::take(&mut copies.pages);
+        let (mut places, mut pages, mut fits) = (Vec::new(), BTreeSet::new(), Ok(true));
+        for (top, found) in moved {
+            fits = self.find_holders(*top, *found, copies, &mut places, &mut pages).await;
+            if fits != Ok(true) {
+                break;
+            }
+        }
+        copies.pages = others;
+        fits
+    }
+
     /// Finds the places of a block or page in all its owners, and the pages above them that do not
     /// move yet; returns false if the pages are too many for the next checkpoint.
     async fn find_holders(
@@ -239,7 +266,7 @@ impl Shared {
         // Before the payload is read, because later segments of a pass often have no room.
         if !copies.has_room(&parts) {
             copies.skipped = true;
-            copies.lacked_leaves |= !copies.is_full();
+            copies.lacked_leaves |= copies.lacks_leaves(&parts);
             return Ok(());
         }
         let bytes = self.payload(header, payload).await?;
@@ -271,7 +298,7 @@ impl Shared {
         if self.add_holders(&shared, copies).await? {
             copies.count(&piece.parts);
             copies.packer.add(piece);
-        } else if shared.len() > 1 && copies.pages.is_empty() {
+        } else if shared.len() > 1 && !self.fits_alone(&shared, copies).await? {
             self.copy_alone(blocks, &live, &piece, copies).await?;
         }
         self.write_copies(copies, false).await

@@ -115,7 +115,7 @@ impl Shared {
         let victims = found.map_err(|error| self.fail_cleaning(error))?;
         let held = self.held_in(&victims);
         let segment_blocks = self.storage.layout.segment_blocks() as usize;
-        let mut is_first_whole = None;
+        let (mut is_first_whole, mut lacked_leaves) = (None, None);
         let mut cleaned = 0;
         for segment in &victims {
             // The first segment has no more leaves than stored blocks, unless units in it are
@@ -134,6 +134,7 @@ impl Shared {
                 return Err(self.fail_cleaning(error));
             }
             is_first_whole.get_or_insert(!copies.skipped);
+            lacked_leaves.get_or_insert(copies.lacked_leaves);
             cleaned += 1;
             let mut state = self.state.lock();
             // Hosts, or copies that are still in memory, use up the spare segments.
@@ -157,7 +158,7 @@ impl Shared {
         let weight = self.state.lock().weight_of(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
-        let is_part = copies.lacked_leaves && state.weight_of(first) < weight;
+        let is_part = lacked_leaves == Some(true) && state.weight_of(first) < weight;
         state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
         // Freed segments of an evacuated device are not reused, and segments that still have

@@ -45,6 +45,20 @@ struct Batch {
     blocks: usize,
 }
 
+/// Why a step ended early.
+enum ScanError {
+    /// Nothing was changed by it.
+    Read(IoError),
+    /// A write of copies has failed.
+    Write(IoError),
+}
+
+impl From<IoError> for ScanError {
+    fn from(error: IoError) -> ScanError {
+        ScanError::Read(error)
+    }
+}
+
 /// Where the stored blocks of a piece are read.
 enum Source<'a> {
     /// From the payload of a chunk, which is read once.
@@ -158,10 +172,12 @@ impl Shared {
             return Ok(());
         };
         let mut scan = scan;
-        let done = match self.scan_segment(segment, &mut scan).await {
-            // The cleaner and a scrub report it.
-            Err(IoError::ReadFault) => Ok(()),
-            done => done,
+        let (is_read, done) = match self.scan_segment(segment, &mut scan).await {
+            Ok(()) | Err(ScanError::Read(IoError::ReadFault)) => (true, Ok(())),
+            // The cleaner and a scrub report what cannot be read. A path that was lost may be back
+            // when the segment is due again.
+            Err(ScanError::Read(_)) => (false, Ok(())),
+            Err(ScanError::Write(error)) => (true, Err(error)),
         };
         let written = match done {
             Ok(()) => self.write_copies(&mut scan.copies, true).await,
@@ -172,8 +188,14 @@ impl Shared {
             let mut state = self.state.lock();
             state.dedup.return_index((fingerprints, index));
             // What had no room is scanned again after the checkpoint.
-            if copies.blocks == 0 || !copies.skipped {
-                state.dedup.scanned(segment);
+            match is_read {
+                true if copies.blocks == 0 || !copies.skipped => state.dedup.scanned(segment),
+                true => {}
+                false => {
+                    let segment = u64::from(self.storage.layout.segment_blocks());
+                    let until = state.host_blocks + segment;
+                    state.dedup.pause_until(until);
+                }
             }
         }
         if let Err(error) = written {
@@ -196,7 +218,7 @@ impl Shared {
         if !state.can_share() {
             return None;
         }
-        let spare = self.spare_blocks(state) / 2;
+        let spare = self.idle_blocks(state);
         if spare < UNIT_BLOCKS as u64 {
             if state.nothing_to_clean {
                 let segment = u64::from(self.storage.layout.segment_blocks());
@@ -221,7 +243,7 @@ impl Shared {
         Some((segment, Scan { index, fingerprints, copies, batch, last, slices }))
     }
 
-    async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<(), IoError> {
+    async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<(), ScanError> {
         let layout = &self.storage.layout;
         let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
         let mut at = blocks.start;
@@ -257,6 +279,14 @@ impl Shared {
         scan: &mut Scan,
     ) -> Result<Option<Candidate>, IoError> {
         let live = self.live(found, &scan.copies.owners).await?;
+        // The block that an entry of the index names as a header may be data of a host, which may
+        // look like a header.
+        let is_own = |(found, live): (&FoundBlock, &Option<Live>)| {
+            live.is_none_or(|live| live.entry.birth == found.birth)
+        };
+        if !found.iter().zip(&live).all(is_own) {
+            return Ok(None);
+        }
         let Some(domain) = self.domain(found, &live) else { return Ok(None) };
         let Some(first) = live.iter().flatten().next() else { return Ok(None) };
         let (at, len) = (first.entry.block(), first.entry.stored_blocks() * BLOCK_BYTES);
@@ -388,7 +418,7 @@ impl Shared {
     }
 
     /// Packs the pieces of the batch, as far as that saves blocks and has room.
-    async fn pack_batch(&self, scan: &mut Scan) -> Result<(), IoError> {
+    async fn pack_batch(&self, scan: &mut Scan) -> Result<(), ScanError> {
         let Batch { pieces, .. } = std::mem::take(&mut scan.batch);
         let mut places = Vec::with_capacity(pieces.len());
         let mut contents = Vec::with_capacity(pieces.len());
@@ -421,7 +451,7 @@ impl Shared {
             let freed = (present.payload - taken.payload) * BLOCK_BYTES;
             self.state.lock().dedup.freed(freed as u64);
             copied.into_iter().for_each(|copied| copies.packer.put(copied));
-            self.write_copies(copies, false).await?;
+            self.write_copies(copies, false).await.map_err(ScanError::Write)?;
         }
         Ok(())
     }
@@ -433,7 +463,20 @@ impl Shared {
         let (blocks, changes) = copies.packer.unwritten();
         let unwritten = blocks.div_ceil(state.sizes.payload as usize);
         let needed = unwritten + state.checkpoint_segments(changes);
-        state.segments.free() > needed
+        state.segments.free() > needed.max(self.idle_floor(&mut state) + unwritten)
+    }
+
+    /// Free segments that a scan leaves: those that hosts and orders can count on.
+    fn idle_floor(&self, state: &mut State) -> usize {
+        let supply = state.supply();
+        supply.left_free(&state.sizes, 0) + 1
+    }
+
+    /// Blocks of copies that a scan may write: half of those above the floor.
+    fn idle_blocks(&self, state: &mut State) -> u64 {
+        let floor = self.idle_floor(state).max(state.checkpoint_segments(0));
+        let spare = state.segments.free().saturating_sub(floor);
+        spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
     }
 }
 
