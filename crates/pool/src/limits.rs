@@ -182,7 +182,7 @@ pub const EVACUATION_SEGMENTS: u32 = 100;
 /// snapshot, and one that merges all earlier writes.
 pub const MERGES_WAITED: u64 = 3;
 
-/// Checkpoints that a write waits for while the cleaner frees space, which other writes may take.
+/// Passes that a write waits for while the cleaner frees space, which other writes may take.
 pub const PASSES_WAITED: u64 = 64;
 
 /// Memory of the index of deduplication, in bytes per TiB of the pool: entries of 16 B for a

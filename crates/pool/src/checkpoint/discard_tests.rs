@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use flagstone_blockdev::stats::{CallKind, StatsLayer};
 use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
-use flagstone_runtime::{Buf, block_on};
+use flagstone_runtime::rng::mix64;
+use flagstone_runtime::{Buf, block_on, spawn};
 
 use crate::limits::{BLOCK_BYTES, MAP_CACHE_BYTES};
+use crate::manage::shared::MaintenanceWork;
 use crate::ondisk::page::FANOUT;
 use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 
@@ -44,6 +46,65 @@ fn long_discard_reads_each_leaf_once() {
         let found = reads() - before;
         assert!(found <= leaves + 100, "{found} reads");
         assert_eq!(pool.volume("db").unwrap().used_bytes, 0);
+    })
+    .unwrap();
+}
+
+/// Regression: the cleaner had no turn while checkpoints were wanted.
+#[test]
+fn checkpoints_and_cleaning_take_turns() {
+    block_on(async {
+        let device = Arc::new(MemoryDevice::new(64 << 20, 512).unwrap());
+        let device = NamedDevice { name: "/a".to_owned(), device };
+        let pool = Pool::create(vec![device], &options()).await.unwrap();
+        let mut state = pool.shared().state.lock();
+        let (wanted, task) = (state.wanted, state.maintenance);
+        let mut works = Vec::new();
+        for _ in 0..6 {
+            (state.wanted.checkpoint, state.wanted.cleaning) = (true, true);
+            works.extend(state.next_work());
+        }
+        let passes = works.iter().filter(|work| **work == MaintenanceWork::Clean).count();
+        assert_eq!((works.len(), passes), (6, 3), "{works:?}");
+        (state.wanted, state.maintenance) = (wanted, task);
+    })
+    .unwrap();
+}
+
+/// The checkpoints of a discard neither keep the cleaner from its work nor count as its passes: the
+/// pool is not full.
+#[test]
+fn writes_find_room_beside_a_long_discard() {
+    block_on(async {
+        let block = BLOCK_BYTES as u64;
+        let device = Arc::new(MemoryDevice::new((1 << 20) + 256 * 64 * block, 512).unwrap());
+        let device = NamedDevice { name: "/a".to_owned(), device };
+        let pool = Pool::create(vec![device], &options()).await.unwrap();
+        let shared = pool.shared();
+        let size = shared.state.lock().sizes.capacity / 2;
+        let db = pool.create_volume("db", &thin(size * block)).await.unwrap();
+        let empty = pool.create_volume("empty", &thin(128 << 40)).await.unwrap();
+        let write = async |at: u64| {
+            let data = Buf::copy_of(&[7; BLOCK_BYTES]).unwrap();
+            db.write(mix64(at) % size * block, data, false).await
+        };
+        for at in 0..4 * size {
+            write(at).await.unwrap();
+        }
+        // More records wait than one table takes, so that a checkpoint is wanted all the time.
+        let discard = |part: u64| {
+            let empty = empty.clone();
+            spawn(async move { empty.discard(part << 40, 1 << 40).await })
+        };
+        let discards: Vec<_> = (0..128).map(discard).collect();
+        let mut at = 4 * size;
+        while !discards.iter().all(|discard| discard.is_finished()) {
+            assert_eq!(write(at).await, Ok(()), "write {at}");
+            at += 1;
+        }
+        for discard in discards {
+            discard.await.unwrap().unwrap();
+        }
     })
     .unwrap();
 }

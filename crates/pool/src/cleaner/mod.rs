@@ -151,6 +151,7 @@ impl Shared {
         let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
             let mut state = self.state.lock();
             (state.nothing_to_clean, state.cleaner_gains_nothing) = (true, true);
+            state.passes += 1;
             drop(state);
             self.progress.notify();
             return Ok(());
@@ -182,6 +183,7 @@ impl Shared {
             state.gain = Gain::default();
         }
         state.nothing_to_clean = state.gain.is_over();
+        state.passes += 1;
         drop(state);
         self.progress.notify();
         Ok(())

@@ -4,7 +4,9 @@
 use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State};
-use super::space::{OrderKind, Sizes, SpaceDecision, SpaceState, WriteCost, admit, admit_order};
+use super::space::{
+    OrderKind, Sizes, SpaceDecision, SpaceState, WaitedWork, WriteCost, admit, admit_order,
+};
 use crate::limits::{CHUNKS_UNAPPLIED, EVACUATION_HOLDS, LOG_SEGMENTS_MAX, PASSES_WAITED};
 use crate::map::recent::Recent;
 use crate::ondisk::unit::BLOCK_WEIGHT_U64;
@@ -32,7 +34,7 @@ impl State {
     }
 
     /// Decides whether a change may begin; `None` if it must wait.
-    fn try_admit(&mut self, demand: &WriteCost, waited: u64) -> Option<Result<(), IoError>> {
+    fn try_admit(&mut self, demand: &WriteCost, waited: WaitedWork) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
@@ -41,7 +43,7 @@ impl State {
             return None;
         }
         let holds = self.evacuation_waits && !self.nothing_to_clean;
-        if holds && demand.blocks > 0 && waited < EVACUATION_HOLDS {
+        if holds && demand.blocks > 0 && waited.checkpoints < EVACUATION_HOLDS {
             return self.decide(SpaceDecision::AfterCleaning);
         }
         let supply = self.supply();
@@ -65,41 +67,53 @@ impl State {
 
     /// Decides about more reserved blocks than free segments back: `None` while the cleaner frees
     /// segments.
-    pub(super) fn try_back(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
+    pub(super) fn try_back(
+        &mut self,
+        blocks: u64,
+        waited: WaitedWork,
+    ) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
         let supply = self.supply();
         let is_over = supply.used().saturating_add(blocks) > sizes.capacity;
-        if is_over || waited >= PASSES_WAITED {
+        if is_over || waited.passes >= PASSES_WAITED {
             return Some(Ok(()));
         }
         let packs = supply.needed().saturating_add(blocks) > sizes.capacity;
         self.decide(match supply.nothing_to_clean {
             false if packs => SpaceDecision::AfterPacking,
             false => SpaceDecision::AfterCleaning,
-            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            true if supply.may_shrink(waited.checkpoints) => SpaceDecision::AfterCheckpoint,
             true => SpaceDecision::Now,
         })
     }
 
     /// Decides about the removal of a device if the others have room for `blocks`: `None` while
     /// packing may make everything fit.
-    pub(super) fn try_fit(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
+    pub(super) fn try_fit(
+        &mut self,
+        blocks: u64,
+        waited: WaitedWork,
+    ) -> Option<Result<(), IoError>> {
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
         let supply = self.supply();
         let is_decided = supply.needed() <= blocks || supply.used() > blocks;
-        if is_decided || supply.nothing_to_clean || waited >= PASSES_WAITED {
+        if is_decided || supply.nothing_to_clean || waited.passes >= PASSES_WAITED {
             return Some(Ok(()));
         }
         self.decide(SpaceDecision::AfterPacking)
     }
 
     /// Decides whether an order may begin; `None` if it must wait.
-    fn try_admit_order(&mut self, kind: OrderKind, waited: u64) -> Option<Result<(), IoError>> {
+    fn try_admit_order(
+        &mut self,
+        kind: OrderKind,
+        waited: WaitedWork,
+    ) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
@@ -165,7 +179,7 @@ impl Shared {
     /// # Errors
     /// As [`Shared::admit`].
     pub(crate) fn try_admit(&self, demand: &WriteCost) -> Option<Result<(), IoError>> {
-        self.try_admitted(|state| state.try_admit(demand, 0))
+        self.try_admitted(|state| state.try_admit(demand, WaitedWork::default()))
     }
 
     /// Waits until an order may begin.
@@ -176,16 +190,21 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
     }
 
-    /// Waits for a decision, which gets the number of checkpoints since the first attempt. Wakes
-    /// the maintenance task if the decision requests work.
+    /// Waits for a decision, which gets the work done since the first attempt. Wakes the
+    /// maintenance task if the decision requests work.
     pub(super) async fn admitted(
         &self,
-        decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,
+        decide: impl Fn(&mut State, WaitedWork) -> Option<Result<(), IoError>>,
     ) -> Result<(), IoError> {
         let mut first = None;
         let decided = self.progress.wait_for(|| {
             self.try_admitted(|state| {
-                let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
+                let now = WaitedWork { checkpoints: state.checkpoints, passes: state.passes };
+                let WaitedWork { checkpoints, passes } = *first.get_or_insert(now);
+                let waited = WaitedWork {
+                    checkpoints: now.checkpoints - checkpoints,
+                    passes: now.passes - passes,
+                };
                 decide(state, waited)
             })
         });
@@ -233,7 +252,11 @@ mod tests {
             let write = WriteCost { entries: 1, ranges: 0, blocks: 1, reserved: false };
             let mut admit = |held: u64| {
                 (state.wanted, state.held, state.packable) = (Default::default(), held, held);
-                assert_eq!(state.try_admit(&write, 0), Some(Ok(())), "no write waits");
+                assert_eq!(
+                    state.try_admit(&write, WaitedWork::default()),
+                    Some(Ok(())),
+                    "no write waits"
+                );
                 state.admitted = (0, 0);
                 (state.wanted.cleaning, state.wanted.packing)
             };
@@ -243,7 +266,7 @@ mod tests {
             state.live = capacity - margin + used;
             let mut admit = |held: u64| {
                 (state.wanted, state.held, state.packable) = (Default::default(), held, held);
-                assert_eq!(state.try_admit(&write, 0), Some(Ok(())));
+                assert_eq!(state.try_admit(&write, WaitedWork::default()), Some(Ok(())));
                 state.admitted = (0, 0);
                 (state.wanted.cleaning, state.wanted.packing)
             };

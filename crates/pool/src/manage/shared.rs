@@ -203,6 +203,8 @@ pub(crate) struct State {
     pub(crate) write_out: WriteOut,
     /// Checkpoints since the opening.
     pub(crate) checkpoints: u64,
+    /// Passes of the cleaner since the opening.
+    pub(crate) passes: u64,
     /// Admitted entries and ranges that have not taken effect.
     pub(crate) admitted: (usize, usize),
     /// Blocks and pages that the next checkpoint moves for the cleaner.
@@ -223,6 +225,8 @@ pub(crate) struct State {
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
     pub(crate) maintenance: MaintenanceTask,
+    /// Work that the maintenance task began last, if any.
+    last_work: Option<MaintenanceWork>,
     pub(crate) pause: MaintenancePause,
     /// True if a change waited for free segments since the last pass of the cleaner.
     pub(crate) writes_wait: bool,
@@ -348,6 +352,7 @@ impl State {
             write_out: WriteOut::Ended,
             superblock: opened.superblock,
             checkpoints: 0,
+            passes: 0,
             admitted: (0, 0),
             moving: Moving::default(),
             damaged: BTreeMap::new(),
@@ -360,6 +365,7 @@ impl State {
             wanted: Wanted::default(),
             ordering: false,
             maintenance: MaintenanceTask::Stopped,
+            last_work: None,
             pause: MaintenancePause::None,
             writes_wait: false,
             free_before: None,
@@ -410,7 +416,9 @@ impl State {
         self.checkpoints == 0 || self.superblock.log != self.position.log
     }
 
-    /// Starts the next work of the maintenance task.
+    /// Starts the next work of the maintenance task. Checkpoints and passes of the cleaner take
+    /// turns: a long discard wants checkpoints all the time, and writes in a nearly full pool want
+    /// passes.
     pub(crate) fn next_work(&mut self) -> Option<MaintenanceWork> {
         if self.wanted.stop || self.check().is_err() {
             return Some(MaintenanceWork::Stop);
@@ -422,11 +430,18 @@ impl State {
             MaintenancePause::None | MaintenancePause::Waiting if sealed => {
                 Some(MaintenanceWork::Checkpoint)
             }
-            MaintenancePause::None if self.wanted.checkpoint => Some(MaintenanceWork::Checkpoint),
-            MaintenancePause::None if self.wanted.cleaning => Some(MaintenanceWork::Clean),
-            MaintenancePause::None if self.wanted.sharing => Some(MaintenanceWork::Share),
-            MaintenancePause::None | MaintenancePause::Waiting => None,
+            MaintenancePause::None => match (self.wanted.checkpoint, self.wanted.cleaning) {
+                (true, true) if self.last_work == Some(MaintenanceWork::Checkpoint) => {
+                    Some(MaintenanceWork::Clean)
+                }
+                (true, _) => Some(MaintenanceWork::Checkpoint),
+                (false, true) => Some(MaintenanceWork::Clean),
+                (false, false) if self.wanted.sharing => Some(MaintenanceWork::Share),
+                (false, false) => None,
+            },
+            MaintenancePause::Waiting => None,
         };
+        self.last_work = work.or(self.last_work);
         self.maintenance = match work {
             Some(_) => MaintenanceTask::Works,
             None => MaintenanceTask::Waits,

@@ -226,12 +226,21 @@ pub(crate) enum SpaceDecision {
     Full,
 }
 
-/// Decides about a write that has waited for `waited` checkpoints.
+/// Work of the maintenance task since a change began to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WaitedWork {
+    /// Checkpoints, also those that free nothing: of discards or a deletion.
+    pub(crate) checkpoints: u64,
+    /// Passes of the cleaner.
+    pub(crate) passes: u64,
+}
+
+/// Decides about a write that has waited for `waited`.
 pub(crate) fn admit(
     sizes: &Sizes,
     supply: &SpaceState,
     demand: &WriteCost,
-    waited: u64,
+    waited: WaitedWork,
 ) -> SpaceDecision {
     let entries = supply.entries + demand.entries;
     let ranges = supply.ranges + demand.ranges;
@@ -241,16 +250,16 @@ pub(crate) fn admit(
         return SpaceDecision::AfterCheckpoint;
     }
     if demand.blocks > 0 && !demand.reserved && supply.used() + demand.blocks > sizes.capacity {
-        return match supply.may_shrink(waited) {
+        return match supply.may_shrink(waited.checkpoints) {
             true => SpaceDecision::AfterCheckpoint,
             false => SpaceDecision::Full,
         };
     }
     // What dead blocks of units hold would be missing when reserved blocks are written.
     if demand.blocks > 0 && !demand.reserved && supply.needed() + demand.blocks > sizes.capacity {
-        return match supply.nothing_to_clean || waited >= PASSES_WAITED {
+        return match supply.nothing_to_clean || waited.passes >= PASSES_WAITED {
             false => SpaceDecision::AfterPacking,
-            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            true if supply.may_shrink(waited.checkpoints) => SpaceDecision::AfterCheckpoint,
             true => SpaceDecision::Full,
         };
     }
@@ -268,24 +277,27 @@ pub(crate) fn admit(
     let lent = sizes.reserve - sizes.order_floor();
     if demand.blocks == 0 && supply.unmerged {
         let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
-        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) && waited < MERGES_WAITED {
+        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) && waited.checkpoints < MERGES_WAITED
+        {
             return SpaceDecision::AfterCheckpoint;
         }
     }
     // A write gives up when the cleaner has gained nothing for a while. A write to reserved space
     // counts only passes that began after it, because earlier ones had other blocks to clean. Gains
     // are not counted during an evacuation, which the write may wait for.
-    let was_fruitless = supply.nothing_to_clean && waited >= FRUITLESS_PASSES.into();
-    let is_long = waited >= EVACUATION_STEPS.into();
+    let was_fruitless = supply.nothing_to_clean && waited.passes >= FRUITLESS_PASSES.into();
+    let is_long = waited.passes >= EVACUATION_STEPS.into();
     let (floor, is_over) = match demand.reserved {
         true => (sizes.reserved_floor(), supply.cleaner_gains_nothing || was_fruitless || is_long),
-        false => (supply.left_free(sizes, 0), supply.nothing_to_clean || waited >= PASSES_WAITED),
+        false => {
+            (supply.left_free(sizes, 0), supply.nothing_to_clean || waited.passes >= PASSES_WAITED)
+        }
     };
     if demand.blocks > 0 && supply.free <= floor {
         return match is_over {
             false => SpaceDecision::AfterCleaning,
-            _ if waited >= PASSES_WAITED => SpaceDecision::Full,
-            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            _ if waited.passes >= PASSES_WAITED => SpaceDecision::Full,
+            true if supply.may_shrink(waited.checkpoints) => SpaceDecision::AfterCheckpoint,
             true => SpaceDecision::Full,
         };
     }
@@ -307,14 +319,15 @@ pub(crate) fn admit_order(
     sizes: &Sizes,
     supply: &SpaceState,
     kind: OrderKind,
-    waited: u64,
+    waited: WaitedWork,
 ) -> SpaceDecision {
     // A checkpoint needs half of the reserve.
     let floor = match kind {
         OrderKind::Deletion => sizes.reserve / 2,
         OrderKind::Other => sizes.order_floor(),
     };
-    match (supply.free > floor, supply.nothing_to_clean || waited >= PASSES_WAITED, kind) {
+    let is_over = supply.nothing_to_clean || waited.passes >= PASSES_WAITED;
+    match (supply.free > floor, is_over, kind) {
         (true, _, _) => SpaceDecision::Now,
         (false, false, _) => SpaceDecision::AfterCleaning,
         // The next checkpoint frees the block of the order.
@@ -352,6 +365,11 @@ mod tests {
         nothing_to_clean: false,
         cleaner_gains_nothing: false,
     };
+    /// Each checkpoint was one of a pass of the cleaner.
+    fn after(passes: u64) -> WaitedWork {
+        WaitedWork { checkpoints: passes, passes }
+    }
+
     const WRITE: WriteCost = WriteCost { entries: 8, ranges: 0, blocks: 8, reserved: false };
 
     /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
@@ -378,40 +396,44 @@ mod tests {
 
     #[test]
     fn writes_are_admitted_by_space_and_segments() {
-        let decide = |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, 0);
+        let decide =
+            |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, after(0));
         assert_eq!(decide(SUPPLY, WRITE), SpaceDecision::Now);
         let crowded = SpaceState { entries: 95, ..SUPPLY };
         assert_eq!(decide(crowded, WRITE), SpaceDecision::AfterCheckpoint);
         let full = SpaceState { live: 890, ..SUPPLY };
         assert_eq!(decide(full, WRITE), SpaceDecision::AfterCheckpoint);
-        assert_eq!(admit(&SIZES, &full, &WRITE, MERGES_WAITED), SpaceDecision::Full);
+        assert_eq!(admit(&SIZES, &full, &WRITE, after(MERGES_WAITED)), SpaceDecision::Full);
         let reaping = SpaceState { reaping: true, ..full };
-        assert_eq!(admit(&SIZES, &reaping, &WRITE, 1000), SpaceDecision::AfterCheckpoint);
+        assert_eq!(admit(&SIZES, &reaping, &WRITE, after(1000)), SpaceDecision::AfterCheckpoint);
         let full = SpaceState { unmerged: false, ..full };
         assert_eq!(decide(full, WRITE), SpaceDecision::Full);
         assert_eq!(decide(full, WriteCost { reserved: true, ..WRITE }), SpaceDecision::Now);
         assert_eq!(decide(full, WriteCost { blocks: 0, ..WRITE }), SpaceDecision::Now);
         let dirty = SpaceState { free: 4, ..SUPPLY };
         assert_eq!(decide(dirty, WRITE), SpaceDecision::AfterCleaning);
-        assert_eq!(admit(&SIZES, &dirty, &WRITE, PASSES_WAITED), SpaceDecision::Full);
+        assert_eq!(admit(&SIZES, &dirty, &WRITE, after(PASSES_WAITED)), SpaceDecision::Full);
         assert_eq!(decide(dirty, WriteCost { blocks: 0, ..WRITE }), SpaceDecision::Now);
         let zeroes = WriteCost { blocks: 0, ..WRITE };
         let low = SpaceState { free: SIZES.order_floor(), ..SUPPLY };
-        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), SpaceDecision::AfterCleaning);
+        assert_eq!(admit(&SIZES, &low, &zeroes, after(1000)), SpaceDecision::AfterCleaning);
         let low = SpaceState { nothing_to_clean: true, ..low };
-        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), SpaceDecision::AfterCheckpoint);
+        assert_eq!(admit(&SIZES, &low, &zeroes, after(1000)), SpaceDecision::AfterCheckpoint);
         assert_eq!(decide(SpaceState { unmerged: false, ..low }, zeroes), SpaceDecision::Now);
         assert_eq!(
             decide(SpaceState { nothing_to_clean: true, ..dirty }, WRITE),
             SpaceDecision::AfterCheckpoint
         );
+        let discards = WaitedWork { checkpoints: 1000, passes: 1 };
+        assert_eq!(admit(&SIZES, &dirty, &WRITE, discards), SpaceDecision::AfterCleaning);
         let stuck = SpaceState { nothing_to_clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), SpaceDecision::Full);
     }
 
     #[test]
     fn dead_blocks_of_units_are_packed_before_the_pool_is_full() {
-        let decide = |supply: SpaceState, demand, waited| admit(&SIZES, &supply, &demand, waited);
+        let decide =
+            |supply: SpaceState, demand, waited| admit(&SIZES, &supply, &demand, after(waited));
         let holding = SpaceState { held: 383, ..SUPPLY };
         assert_eq!(decide(SpaceState { held: 382, ..SUPPLY }, WRITE, 0), SpaceDecision::Now);
         assert_eq!(decide(holding, WRITE, 0), SpaceDecision::AfterPacking);
@@ -425,7 +447,8 @@ mod tests {
 
     #[test]
     fn reservations_are_backed_by_free_segments() {
-        let decide = |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, 0);
+        let decide =
+            |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, after(0));
         let reserved = WriteCost { reserved: true, ..WRITE };
         // A hundred reserved blocks take eight segments of 14 blocks, besides the reserve of four.
         let low = SpaceState { free: 12, ..SUPPLY };
@@ -448,9 +471,9 @@ mod tests {
             "it gained nothing before"
         );
         let fruitless = u64::from(FRUITLESS_PASSES);
-        assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), SpaceDecision::Full);
+        assert_eq!(admit(&SIZES, &lowest, &reserved, after(fruitless)), SpaceDecision::Full);
         let gaining = SpaceState { nothing_to_clean: false, ..lowest };
-        assert_eq!(admit(&SIZES, &gaining, &reserved, 900), SpaceDecision::AfterCleaning);
+        assert_eq!(admit(&SIZES, &gaining, &reserved, after(900)), SpaceDecision::AfterCleaning);
         assert_eq!(
             decide(SpaceState { cleaner_gains_nothing: true, ..lowest }, reserved),
             SpaceDecision::Full
@@ -467,9 +490,12 @@ mod tests {
             let sizes = Sizes { reserve, ..SIZES };
             let supply =
                 SpaceState { free: sizes.reserved_floor(), nothing_to_clean: true, ..SUPPLY };
-            assert_eq!(admit_order(&sizes, &supply, OrderKind::Other, 0), SpaceDecision::Now);
+            assert_eq!(
+                admit_order(&sizes, &supply, OrderKind::Other, after(0)),
+                SpaceDecision::Now
+            );
             let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, reserved: false };
-            assert_eq!(admit(&sizes, &supply, &zeroes, 0), SpaceDecision::Now, "{reserve}");
+            assert_eq!(admit(&sizes, &supply, &zeroes, after(0)), SpaceDecision::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
     }
@@ -482,7 +508,7 @@ mod tests {
         // Eight segments back a hundred blocks.
         let decide = |free, log, unmerged| {
             let supply = SpaceState { free, log, unmerged, nothing_to_clean: true, ..SUPPLY };
-            admit(&sizes, &supply, &zeroes, 0)
+            admit(&sizes, &supply, &zeroes, after(0))
         };
         assert_eq!(decide(20, 2, true), SpaceDecision::Now);
         assert_eq!(decide(19, 8, true), SpaceDecision::Now);
@@ -499,7 +525,12 @@ mod tests {
     fn orders_leave_room_for_a_checkpoint() {
         let sizes = Sizes { reserve: 8, ..SIZES };
         let decide = |free, clean, kind| {
-            admit_order(&sizes, &SpaceState { free, nothing_to_clean: clean, ..SUPPLY }, kind, 0)
+            admit_order(
+                &sizes,
+                &SpaceState { free, nothing_to_clean: clean, ..SUPPLY },
+                kind,
+                after(0),
+            )
         };
         assert_eq!(decide(6, false, OrderKind::Other), SpaceDecision::Now);
         assert_eq!(decide(5, false, OrderKind::Other), SpaceDecision::AfterCleaning);
