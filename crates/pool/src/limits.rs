@@ -89,9 +89,17 @@ pub const REPLAYED_RANGES_MAX: usize = 2 * RANGES_MAX;
 /// Zeroed ranges up to this length are recorded block by block.
 pub const ZERO_BY_BLOCK: u64 = 64;
 
-/// Longest zeroed range of one record, in blocks: 16 GiB, with 16,645 leaves. One checkpoint merges
-/// up to [`RANGES_MAX`] of them.
+/// Longest zeroed range of one record, in blocks: 16 GiB.
 pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
+
+/// Most map leaves in the range of one record: 1 GiB of written blocks. A quarter of
+/// [`ZEROED_LEAVES_MAX`], so that several discards share a checkpoint.
+pub const ZERO_RECORD_LEAVES: u64 = 1024;
+
+/// Map leaves in zeroed ranges after which further ones wait for a checkpoint: those of 4 GiB. A
+/// checkpoint merges at most as many and those of one record. A disk of 750 reads per second reads
+/// them in 7 seconds, for which orders wait, and hosts once the other table is full.
+pub const ZEROED_LEAVES_MAX: u64 = 4096;
 
 /// Default number of cached map pages: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.
 pub const CACHE_PAGES: usize = 16_384;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use flagstone_blockdev::stats::{CallKind, StatsLayer};
 use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
 use flagstone_runtime::rng::mix64;
+use flagstone_runtime::task::yield_now;
 use flagstone_runtime::{Buf, block_on, spawn};
 
-use crate::limits::{BLOCK_BYTES, MAP_CACHE_BYTES};
+use crate::limits::{BLOCK_BYTES, MAP_CACHE_BYTES, ZERO_RECORD_LEAVES, ZEROED_LEAVES_MAX};
 use crate::manage::shared::MaintenanceWork;
 use crate::ondisk::page::FANOUT;
 use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
@@ -105,6 +106,46 @@ fn writes_find_room_beside_a_long_discard() {
         for discard in discards {
             discard.await.unwrap().unwrap();
         }
+    })
+    .unwrap();
+}
+
+/// Regression: one checkpoint merged a whole discard, and all changes of the pool waited for it.
+/// The leaves that one checkpoint reads are bounded, and those of holes are not counted.
+#[test]
+fn long_discard_is_spread_over_checkpoints() {
+    block_on(async {
+        let block = BLOCK_BYTES as u64;
+        let device = Arc::new(MemoryDevice::new((1 << 20) + 1024 * 64 * block, 512).unwrap());
+        let device = NamedDevice { name: "/a".to_owned(), device };
+        let pool = Pool::create(vec![device], &options()).await.unwrap();
+        let leaves = 3 * ZEROED_LEAVES_MAX;
+        let db = pool.create_volume("db", &thin(1 << 44)).await.unwrap();
+        for leaf in 0..leaves {
+            let data = Buf::copy_of(&[7; BLOCK_BYTES]).unwrap();
+            db.write(leaf * LEAF_BYTES, data, false).await.unwrap();
+        }
+        pool.checkpoint().await.unwrap();
+        let shared = pool.shared();
+        let turn = pool.maintenance_turn().await.unwrap();
+        let own = db.clone();
+        let discard = spawn(async move { own.discard(0, 1 << 44).await });
+        while !shared.state.lock().wanted.checkpoint {
+            yield_now().await;
+        }
+        let (found, before) = {
+            let state = shared.state.lock();
+            (state.zeroed_leaves, state.checkpoints)
+        };
+        let most = ZEROED_LEAVES_MAX + ZERO_RECORD_LEAVES;
+        assert!((ZEROED_LEAVES_MAX..most).contains(&found), "{found} leaves");
+        drop(turn);
+        discard.await.unwrap().unwrap();
+        pool.checkpoint().await.unwrap();
+        assert_eq!(pool.volume("db").unwrap().used_bytes, 0);
+        // 16 TiB have 1,024 records, of which one checkpoint takes 64.
+        let checkpoints = shared.state.lock().checkpoints - before;
+        assert!((3..=30).contains(&checkpoints), "{checkpoints} checkpoints");
     })
     .unwrap();
 }

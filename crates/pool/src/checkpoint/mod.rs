@@ -150,6 +150,8 @@ impl Shared {
             let moving = std::mem::take(&mut state.moving);
             (frozen, work, Metadata::of(&state), moving)
         };
+        // Zeroes that wait for the next table.
+        self.progress.notify();
         let before = (work.trees.clone(), work.usage.clone());
         match work.relocate(&moving).await {
             // Moving is optional: the old places stay valid.
@@ -330,6 +332,7 @@ impl State {
         let capacity = self.active.capacity();
         let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity, self.position.log));
         let recent = std::mem::replace(&mut self.active, fresh);
+        self.zeroed_leaves = 0;
         let (log, volume_table) = (self.position.log, self.volume_table.clone());
         self.frozen = Some(Arc::new(Frozen { recent, start, log, volume_table, snapshot }));
     }

@@ -22,6 +22,7 @@ impl State {
             held: self.held,
             entries: self.active.len() - copied + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
+            leaves: self.zeroed_leaves,
             free: self.segments.free(),
             log: self.segments.in_log(),
             reaping: self.deleting > 0,
@@ -51,6 +52,7 @@ impl State {
         if decided.is_ok() {
             self.admitted.0 += demand.entries;
             self.admitted.1 += demand.ranges;
+            self.zeroed_leaves += demand.leaves;
             self.want_upkeep(&sizes, &supply);
         }
         Some(decided)
@@ -249,7 +251,7 @@ mod tests {
             let pool = Pool::create(devices, &options).await.unwrap();
             let mut state = pool.shared().state.lock();
             let (capacity, margin) = (state.sizes.capacity, state.sizes.recent as u64);
-            let write = WriteCost { entries: 1, ranges: 0, blocks: 1, reserved: false };
+            let write = WriteCost { entries: 1, ranges: 0, leaves: 0, blocks: 1, reserved: false };
             let mut admit = |held: u64| {
                 (state.wanted, state.held, state.packable) = (Default::default(), held, held);
                 assert_eq!(

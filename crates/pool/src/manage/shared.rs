@@ -207,6 +207,8 @@ pub(crate) struct State {
     pub(crate) passes: u64,
     /// Admitted entries and ranges that have not taken effect.
     pub(crate) admitted: (usize, usize),
+    /// Map leaves in ranges of zeroes admitted since changes were sealed.
+    pub(crate) zeroed_leaves: u64,
     /// Blocks and pages that the next checkpoint moves for the cleaner.
     pub(crate) moving: Moving,
     /// Closed segments that could not be cleaned, each with the checkpoint after which the cleaner
@@ -354,6 +356,7 @@ impl State {
             checkpoints: 0,
             passes: 0,
             admitted: (0, 0),
+            zeroed_leaves: 0,
             moving: Moving::default(),
             damaged: BTreeMap::new(),
             nothing_to_clean: false,

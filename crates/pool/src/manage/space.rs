@@ -2,7 +2,7 @@
 
 use crate::limits::{
     BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES, MERGES_WAITED,
-    PASSES_WAITED, RECENT_MAX, UNIT_BLOCKS, VOLUME_TABLE_BYTES_MAX,
+    PASSES_WAITED, RANGES_MAX, RECENT_MAX, UNIT_BLOCKS, VOLUME_TABLE_BYTES_MAX, ZEROED_LEAVES_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::PoolLayout;
@@ -133,6 +133,8 @@ pub(crate) struct WriteCost {
     pub(crate) entries: usize,
     /// New ranges of zeroes.
     pub(crate) ranges: usize,
+    /// Map leaves in these ranges, as of the last checkpoint.
+    pub(crate) leaves: u64,
     /// Data blocks.
     pub(crate) blocks: u64,
     /// True if the space is reserved: for a thick volume or an order.
@@ -153,6 +155,8 @@ pub(crate) struct SpaceState {
     pub(crate) entries: usize,
     /// Recent ranges, including admitted ones.
     pub(crate) ranges: usize,
+    /// Map leaves in ranges admitted since changes were sealed.
+    pub(crate) leaves: u64,
     /// Free segments.
     pub(crate) free: usize,
     /// Segments of the log since the last checkpoint.
@@ -245,7 +249,8 @@ pub(crate) fn admit(
     let entries = supply.entries + demand.entries;
     let ranges = supply.ranges + demand.ranges;
     if supply.entries > 0 && entries > sizes.recent
-        || supply.ranges > 0 && ranges > crate::limits::RANGES_MAX
+        || supply.ranges > 0 && ranges > RANGES_MAX
+        || demand.leaves > 0 && supply.leaves >= ZEROED_LEAVES_MAX
     {
         return SpaceDecision::AfterCheckpoint;
     }
@@ -358,6 +363,7 @@ mod tests {
         held: 0,
         entries: 10,
         ranges: 0,
+        leaves: 0,
         free: 20,
         log: 2,
         unmerged: true,
@@ -370,7 +376,8 @@ mod tests {
         WaitedWork { checkpoints: passes, passes }
     }
 
-    const WRITE: WriteCost = WriteCost { entries: 8, ranges: 0, blocks: 8, reserved: false };
+    const WRITE: WriteCost =
+        WriteCost { entries: 8, ranges: 0, leaves: 0, blocks: 8, reserved: false };
 
     /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
     /// took space that reservations had got meanwhile.
@@ -410,6 +417,13 @@ mod tests {
         assert_eq!(decide(full, WRITE), SpaceDecision::Full);
         assert_eq!(decide(full, WriteCost { reserved: true, ..WRITE }), SpaceDecision::Now);
         assert_eq!(decide(full, WriteCost { blocks: 0, ..WRITE }), SpaceDecision::Now);
+        let merging = SpaceState { leaves: ZEROED_LEAVES_MAX, ..SUPPLY };
+        let discard = WriteCost { entries: 0, ranges: 1, leaves: 1, blocks: 0, reserved: true };
+        assert_eq!(decide(merging, discard), SpaceDecision::AfterCheckpoint);
+        assert_eq!(decide(merging, WriteCost { leaves: 0, ..discard }), SpaceDecision::Now);
+        assert_eq!(decide(merging, WRITE), SpaceDecision::Now);
+        let merging = SpaceState { leaves: ZEROED_LEAVES_MAX - 1, ..SUPPLY };
+        assert_eq!(decide(merging, WriteCost { leaves: 1024, ..discard }), SpaceDecision::Now);
         let dirty = SpaceState { free: 4, ..SUPPLY };
         assert_eq!(decide(dirty, WRITE), SpaceDecision::AfterCleaning);
         assert_eq!(admit(&SIZES, &dirty, &WRITE, after(PASSES_WAITED)), SpaceDecision::Full);
@@ -494,7 +508,7 @@ mod tests {
                 admit_order(&sizes, &supply, OrderKind::Other, after(0)),
                 SpaceDecision::Now
             );
-            let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, reserved: false };
+            let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, ..WRITE };
             assert_eq!(admit(&sizes, &supply, &zeroes, after(0)), SpaceDecision::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
@@ -503,7 +517,7 @@ mod tests {
     /// Until the next checkpoint, discards could take all free segments above the floor of orders.
     #[test]
     fn discards_take_little_of_what_backs_reservations() {
-        let zeroes = WriteCost { entries: 1, ranges: 0, blocks: 0, reserved: true };
+        let zeroes = WriteCost { entries: 1, blocks: 0, reserved: true, ..WRITE };
         let sizes = Sizes { reserve: 16, ..SIZES };
         // Eight segments back a hundred blocks.
         let decide = |free, log, unmerged| {

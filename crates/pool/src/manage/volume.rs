@@ -15,14 +15,18 @@ use super::handle::VolumeHandle;
 use super::pool::{Pool, PoolGuard};
 use super::shared::{Shared, State};
 use super::space::WriteCost;
+use crate::checkpoint::leaf_end;
 use crate::compress::{compressed_with, decompressed_with};
 use crate::crypt::VolumeCipher;
 use crate::id::PoolId;
-use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, UNITS_PER_SLICE, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
+use crate::limits::{
+    BLOCK_BYTES, UNIT_BLOCKS, UNITS_PER_SLICE, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS,
+    ZERO_RECORD_LEAVES,
+};
 use crate::log::gather::{ChunkPayload, GatheredChunk};
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
-use crate::map::tree::PathLookup;
+use crate::map::tree::{LeafLookup, PathLookup};
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
@@ -428,7 +432,8 @@ impl VolumeIo {
         let zeroes: usize = runs(data).filter(|(_, zero)| *zero).map(|(run, _)| run.len()).sum();
         let entries = data.len() / BLOCK_BYTES;
         let reserved = self.handle.thick.load(Ordering::Acquire);
-        WriteCost { entries, ranges: 0, blocks: (entries - zeroes) as u64, reserved }
+        let blocks = (entries - zeroes) as u64;
+        WriteCost { entries, ranges: 0, leaves: 0, blocks, reserved }
     }
 
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
@@ -545,13 +550,46 @@ impl VolumeIo {
         stored.flatten()
     }
 
+    /// Number of blocks that the next record zeroes, and of the map leaves that have some of them:
+    /// a checkpoint reads each. Leaves of later changes are not counted: the changes are bounded.
+    async fn zeroes_of_record(&self, blocks: Range<u64>) -> Result<(u64, u64), IoError> {
+        let end = blocks.end.min(blocks.start + ZERO_RECORD_BLOCKS);
+        if zero_entries(end - blocks.start) > 0 {
+            return Ok((end - blocks.start, 0));
+        }
+        let (tree, _guard) = {
+            let state = self.shared.state.lock();
+            (state.view(self.volume)?.tree, state.guard())
+        };
+        let (mut at, mut leaves) = (blocks.start, 0);
+        while at < end && leaves < ZERO_RECORD_LEAVES {
+            let found = tree.find_leaf(&self.shared.storage, &self.shared.cache, at).await;
+            at = match found {
+                Ok(LeafLookup::Holes(count)) => at.saturating_add(count),
+                Ok(LeafLookup::Leaf(..)) => {
+                    leaves += 1;
+                    leaf_end(at / FANOUT as u64)
+                }
+                // The checkpoint decides about the page. There may be a leaf in every place.
+                Err(_) => {
+                    let rest = ZERO_RECORD_LEAVES - leaves;
+                    leaves = ZERO_RECORD_LEAVES;
+                    leaf_end(at / FANOUT as u64 + rest - 1)
+                }
+            };
+        }
+        Ok((at.min(end) - blocks.start, leaves))
+    }
+
     async fn zero(&self, blocks: Range<u64>) -> Result<(), IoError> {
         let mut block = blocks.start;
         while block < blocks.end {
-            let count = (blocks.end - block).min(ZERO_RECORD_BLOCKS);
+            let (count, leaves) = self.zeroes_of_record(block..blocks.end).await?;
+            // A short record counts by its blocks.
             let entries = zero_entries(count);
             let ranges = usize::from(entries == 0);
-            self.shared.admit(WriteCost { entries, ranges, blocks: 0, reserved: true }).await?;
+            let demand = WriteCost { entries, ranges, leaves, blocks: 0, reserved: true };
+            self.shared.admit(demand).await?;
             let record = ChunkRecord::Zero { volume: self.volume, block, count };
             self.shared.gatherer().add(&self.shared, record, None).outcome().await?;
             block += count;
