@@ -597,19 +597,40 @@ impl VolumeIo {
         Ok(())
     }
 
-    async fn read(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
+    async fn read(&self, block: u64, buf: BufMut) -> Result<BufMut, IoError> {
+        let len = buf.len();
+        match self.read_once(block, buf).await {
+            Err(IoError::ReadFault) if len > BLOCK_BYTES && self.shared.storage.pairs.is_some() => {
+                self.read_blocks(block, len).await
+            }
+            read => read,
+        }
+    }
+
+    /// Reads block by block, each from a copy that has it. The memory of the failed read is
+    /// released, so this one holds none while it waits for more.
+    async fn read_blocks(&self, block: u64, len: usize) -> Result<BufMut, IoError> {
+        let mut whole = buf::alloc(len).await;
+        for (block, bytes) in (block..).zip(whole.chunks_mut(BLOCK_BYTES)) {
+            let read = self.read_part(block, buf::alloc_small(BLOCK_BYTES)).await?;
+            bytes.copy_from_slice(&read);
+        }
+        Ok(whole)
+    }
+
+    async fn read_once(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
         if buf.len() <= LOOKUP_BLOCKS * BLOCK_BYTES {
             return self.read_part(block, buf).await;
         }
         let mut block = block;
-        let mut done: Option<BufMut> = None;
+        let mut done = Ok(None);
         while !buf.is_empty() {
             let part = buf.split_to(buf.len().min(LOOKUP_BLOCKS * BLOCK_BYTES));
             let blocks = (part.len() / BLOCK_BYTES) as u64;
             join(&mut done, self.read_part(block, part).await?);
             block += blocks;
         }
-        Ok(done.expect("a read has blocks"))
+        Ok(done?.expect("a read has blocks"))
     }
 
     /// Reads at most [`LOOKUP_BLOCKS`].
@@ -670,9 +691,9 @@ impl VolumeIo {
                 self.shared.storage.read(first.location, part)
             })
         });
-        let mut done: Option<BufMut> = None;
+        let mut done = Ok(None);
         run_all(calls, |part| join(&mut done, part)).await?;
-        let mut done = done.expect("a read has blocks");
+        let mut done = done?.expect("a read has blocks");
         let blocks = entries.iter().zip(done.chunks_mut(BLOCK_BYTES));
         for ((entry, bytes), block) in blocks.zip(block..) {
             if !entry.is_hole() && entry.unit().is_none() {
@@ -682,7 +703,11 @@ impl VolumeIo {
         Ok(done)
     }
 
-    /// Reads consecutive blocks of a pool with redundancy, each from a leg that has it.
+    /// Reads consecutive blocks of a pool with redundancy from one leg, or a single one from a leg
+    /// that has it.
+    ///
+    /// # Errors
+    /// [`IoError::ReadFault`] if single blocks may be right.
     async fn read_copies(&self, entries: &[MapEntry], part: BufMut) -> Result<BufMut, IoError> {
         let (storage, len) = (&self.shared.storage, part.len());
         let is_right = |read: &BufMut| {
@@ -695,11 +720,12 @@ impl VolumeIo {
         {
             return Ok(read);
         }
-        let mut whole = buf::acquire_more(len).await;
-        for (entry, bytes) in entries.iter().zip(whole.chunks_mut(BLOCK_BYTES)) {
-            bytes.copy_from_slice(&storage.read_entry_block(*entry).await?);
+        if entries.len() > 1 {
+            return Err(IoError::ReadFault);
         }
-        Ok(whole)
+        let mut memory = buf::alloc_small(BLOCK_BYTES);
+        memory.copy_from_slice(&storage.read_entry_block(entries[0]).await?);
+        Ok(memory)
     }
 
     /// Number of leading entries that are all holes, blocks of one compressed unit, or consecutive
@@ -790,9 +816,15 @@ fn push_extent(extents: &mut Vec<Extent>, blocks: u64, is_hole: bool) {
     }
 }
 
-fn join(done: &mut Option<BufMut>, part: BufMut) {
-    match done {
-        None => *done = Some(part),
-        Some(done) => done.unsplit(part).expect("parts of one buffer, in order"),
-    }
+/// Joins parts of one buffer, in order. A block that was read from another copy is in other memory:
+/// then the result is a [`IoError::ReadFault`], and the caller reads each block.
+fn join(done: &mut Result<Option<BufMut>, IoError>, part: BufMut) {
+    *done = match std::mem::replace(done, Ok(None)) {
+        Ok(None) => Ok(Some(part)),
+        Ok(Some(mut whole)) => match whole.unsplit(part) {
+            Ok(()) => Ok(Some(whole)),
+            Err(_) => Err(IoError::ReadFault),
+        },
+        Err(error) => Err(error),
+    };
 }

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use flagstone_blockdev::{
     BlockDevice, Geometry, IoError, IoFuture, NullDevice, ReopenableDevice, ZeroFlags,
 };
-use flagstone_runtime::{Buf, BufMut, spawn};
+use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
 use super::leg::LegDevice;
-use super::repair::memory;
 use super::{LegStatus, Pairs};
+use crate::limits::BLOCK_BYTES;
 use crate::ondisk::legs::{LEGS, LegRecord};
 use crate::storage::NamedDevice;
 
@@ -34,7 +34,12 @@ pub(super) fn absent(record: &LegRecord, geometry: Geometry) -> NamedDevice {
 }
 
 impl Pairs {
-    /// Reads from a leg in sync; from the other one if it fails.
+    /// Reads from a leg in sync; a single block from the other one if it fails. Of a longer read,
+    /// the caller reads each block: the failed read took its memory, and more may be held by those
+    /// who wait for the caller.
+    ///
+    /// # Errors
+    /// Of the leg; [`IoError::ReadFault`] if blocks may be read from the other one.
     async fn read(&self, index: usize, offset: u64, buf: BufMut) -> Result<BufMut, IoError> {
         let (len, pair) = (buf.len(), &self.pairs[index]);
         let mut legs = self.in_sync(index);
@@ -46,7 +51,11 @@ impl Pairs {
             let Some(own) = pair.sync_device(leg) else { continue };
             let memory = match buf.take() {
                 Some(buf) => buf,
-                None => memory(len).await,
+                None if len > BLOCK_BYTES => {
+                    self.failed_reads.fetch_add(1, Ordering::Relaxed);
+                    return Err(IoError::ReadFault);
+                }
+                None => buf::alloc_small(len),
             };
             match pair.limited(leg, &own, own.read(offset, memory)).await {
                 Ok(read) => {

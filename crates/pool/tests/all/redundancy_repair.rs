@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use flagstone_blockdev::{FaultConfig, FaultLayer, MemoryDevice, SharedDevice};
+use flagstone_blockdev::{BlockDevice as _, FaultConfig, FaultLayer, MemoryDevice, SharedDevice};
 use flagstone_pool::verify::DamageKind;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
-use flagstone_runtime::block_on;
 use flagstone_runtime::rng::Rng;
+use flagstone_runtime::{Buf, block_on, buf};
 
 use crate::gate::{Call, gated};
 use crate::redundancy::{
@@ -29,6 +29,37 @@ fn unreadable_block_is_rewritten_from_the_other_copy() {
             pool.checkpoint().await.unwrap();
             disks[damaged].control.fail_reads(1 << 20..32 << 20);
             holds(&volume, 1).await;
+            assert!(repaired(&pool) > 0);
+            assert_eq!(pool.status().failed, None);
+        })
+        .unwrap();
+    }
+}
+
+/// Regression: a read of several blocks panicked when one of them came from the other copy, and it
+/// waited for more memory while it held some.
+#[test]
+fn long_read_is_whole_if_one_copy_is_damaged() {
+    for (damaged, is_rotten) in [(0, false), (1, false), (0, true), (1, true)] {
+        block_on(async {
+            let (a, b) = (disk("/a"), disk("/b"));
+            let disks = [&a, &b];
+            let (pool, volume) = create(&disks).await;
+            // Runs of one block, and of several.
+            fill(&volume, 1).await;
+            let data = Buf::copy_of(&[1; 100 * BLOCK as usize]).unwrap();
+            volume.write(50 * BLOCK, data, true).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            match is_rotten {
+                true => drop(rot(disks[damaged], 1).await),
+                false => disks[damaged].control.fail_reads(1 << 20..32 << 20),
+            }
+            for blocks in [300, 64, 2] {
+                let memory = buf::alloc(blocks * BLOCK as usize).await;
+                let read = volume.read(0, memory).await.unwrap();
+                assert!(read.iter().all(|byte| *byte == 1));
+                assert_eq!(read.len(), blocks * BLOCK as usize);
+            }
             assert!(repaired(&pool) > 0);
             assert_eq!(pool.status().failed, None);
         })
