@@ -17,7 +17,7 @@ use crate::ondisk::superblock::{
 };
 use crate::ondisk::unit::block_of;
 use crate::ondisk::{Block, FormatError};
-use crate::pairs::Pairs;
+use crate::pairs::{Pairs, Repaired};
 
 /// A device, with its name in messages.
 #[derive(Clone, Debug)]
@@ -226,7 +226,15 @@ impl Storage {
             return read;
         }
         let repaired = self.repair(block, len, move |bytes| entry.matches(bytes)).await;
-        repaired.map_or(read, Ok)
+        let Some(Repaired { content, .. }) = repaired else { return read };
+        let mut memory = match read {
+            Ok(read) => read,
+            Err(_) if len <= BLOCK_BYTES => buf::alloc_small(len),
+            // The failed read has released its memory.
+            Err(_) => buf::acquire_more(len).await,
+        };
+        memory.copy_from_slice(&content);
+        Ok(memory)
     }
 
     /// With redundancy: true if a copy could not read some of a range within a segment, which its
@@ -242,7 +250,7 @@ impl Storage {
         block: u64,
         len: usize,
         is_right: impl Fn(&[u8]) -> bool + 'static,
-    ) -> Option<BufMut> {
+    ) -> Option<Repaired> {
         let pairs = self.pairs.clone()?;
         let place = self.layout.place(block);
         // The rewrite must end before later writes of the range.

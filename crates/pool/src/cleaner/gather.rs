@@ -90,7 +90,7 @@ impl Shared {
     async fn read_other_header(&self, at: u64) -> Option<ChunkHeader> {
         let is_header = move |bytes: &[u8]| is_header_of(bytes, at);
         let read = self.storage.repair(at, BLOCK_BYTES, is_header).await?;
-        let block = read[..].try_into().ok()?;
+        let block = read.content[..].try_into().ok()?;
         ChunkHeader::decode(block, at, &self.storage.layout).ok()
     }
 

@@ -34,6 +34,7 @@ use self::leg::LegDevice;
 pub(crate) use self::leg::LegStatus;
 use self::pair::Pair;
 use self::repair::ReadFaults;
+pub(crate) use self::repair::Repaired;
 use self::updates::LegChange;
 use crate::id::PoolId;
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};

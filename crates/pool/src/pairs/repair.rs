@@ -48,9 +48,18 @@ impl ReadFaults {
     }
 }
 
+/// Result of a repair.
+#[derive(Debug)]
+pub(crate) struct Repaired {
+    /// The right content of the range.
+    pub(crate) content: Vec<u8>,
+    /// True if every leg in sync has it now. False also of read-only pairs.
+    pub(crate) is_rewritten: bool,
+}
+
 /// Memory for a range that is read again. Reads for which others wait while they hold memory are of
 /// single blocks.
-pub(super) async fn memory(len: usize) -> BufMut {
+async fn memory(len: usize) -> BufMut {
     match len {
         ..=BLOCK_BYTES => buf::alloc_small(len),
         _ => buf::alloc(len).await,
@@ -153,43 +162,75 @@ impl Pairs {
     }
 
     /// Finds content that `is_right` on a leg in sync, and rewrites the others with it, unless the
-    /// pairs are read-only. `None` if no leg has it.
+    /// pairs are read-only. `None` if no leg has it. The range has at most the blocks of a unit: it
+    /// is read and written block by block, because writers may hold all memory while they wait for
+    /// the repair.
     pub(crate) async fn repair(
         &self,
         index: usize,
         offset: u64,
         len: usize,
         is_right: impl Fn(&[u8]) -> bool,
-    ) -> Option<BufMut> {
+    ) -> Option<Repaired> {
         let pair = &self.pairs[index];
         let excluded = pair.exclude(offset..offset + len as u64).await;
-        let read = self.read_each(index, offset, len).await.ok()?;
         let (mut good, mut bad) = (None, Vec::new());
-        for (leg, bytes) in read {
-            match bytes {
-                Some(bytes) if is_right(&bytes) => good = Some(bytes),
-                _ => bad.push(leg),
+        for (leg, bytes) in self.read_blocks(index, offset, len).await.ok()? {
+            match bytes.len() == len && is_right(&bytes) {
+                true => good = Some(bytes),
+                false => bad.push(leg),
             }
         }
-        let good = good?;
+        let content = good?;
         if self.is_read_only.load(Ordering::Acquire) {
-            return Some(good);
+            return Some(Repaired { content, is_rewritten: false });
         }
+        let mut is_rewritten = true;
         for leg in bad {
-            let mut copy = memory(len).await;
-            copy.copy_from_slice(&good);
-            let Some(own) = pair.sync_device(leg) else { continue };
-            match pair.limited(leg, &own, own.write(offset, copy.freeze(), true)).await {
-                Ok(()) => {
-                    self.repaired_blocks.fetch_add(len as u64 / 4096, Ordering::Relaxed);
-                    let device = own.name();
-                    tracing::warn!(device, offset, len, "rewrote damaged data from the other copy");
-                }
-                // The next change waits until this is recorded.
-                Err(error) => drop(pair.fail(leg, &own, error)),
-            }
+            is_rewritten &= self.rewrite(index, leg, offset, &content).await;
         }
         drop(excluded);
-        Some(good)
+        Some(Repaired { content, is_rewritten })
+    }
+
+    /// As [`Pairs::read_each`], block by block: the content ends before a block that cannot be
+    /// read.
+    async fn read_blocks(
+        &self,
+        index: usize,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<(usize, Vec<u8>)>, IoError> {
+        let legs = self.in_sync(index).into_iter();
+        let mut copies: Vec<_> = legs.map(|leg| (leg, Vec::with_capacity(len))).collect();
+        for at in (0..len).step_by(BLOCK_BYTES) {
+            for (leg, block) in self.read_each(index, offset + at as u64, BLOCK_BYTES).await? {
+                let copy = copies.iter_mut().find(|(own, copy)| *own == leg && copy.len() == at);
+                if let (Some((_, copy)), Some(block)) = (copy, block) {
+                    copy.extend_from_slice(&block);
+                }
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Rewrites a range of a leg in sync. False if the leg does not have the content now.
+    async fn rewrite(&self, index: usize, leg: usize, offset: u64, content: &[u8]) -> bool {
+        let pair = &self.pairs[index];
+        let Some(own) = pair.sync_device(leg) else { return false };
+        for (block, at) in content.chunks(BLOCK_BYTES).zip((offset..).step_by(BLOCK_BYTES)) {
+            let mut copy = buf::alloc_small(BLOCK_BYTES);
+            copy.copy_from_slice(block);
+            let written = pair.limited(leg, &own, own.write(at, copy.freeze(), true)).await;
+            if let Err(error) = written {
+                // The next change waits until this is recorded.
+                let _last = pair.fail(leg, &own, error);
+                return false;
+            }
+        }
+        let (device, len) = (own.name(), content.len());
+        self.repaired_blocks.fetch_add((len / BLOCK_BYTES) as u64, Ordering::Relaxed);
+        tracing::warn!(device, offset, len, "rewrote damaged data from the other copy");
+        true
     }
 }

@@ -318,7 +318,8 @@ impl Shared {
             }
             let (entry, len) = (*entry, range.len());
             let right = move |bytes: &[u8]| entry.matches(bytes);
-            if storage.repair(entry.block(), len, right).await.is_some() {
+            let done = storage.repair(entry.block(), len, right).await;
+            if done.is_some_and(|done| done.is_rewritten) {
                 repaired += entry.stored_blocks() as u64;
             }
         }
