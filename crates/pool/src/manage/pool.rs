@@ -115,6 +115,9 @@ pub struct RedundancyStatus {
     pub failed_reads: u64,
     /// Blocks since the opening that were rewritten from the other device.
     pub repaired_blocks: u64,
+    /// Blocks since the opening that a rebuild could not read, and so did not copy. They may be
+    /// free: a scrub finds those in use.
+    pub left_out_blocks: u64,
 }
 
 /// Lock of the running order: only one order runs at a time. Released on drop.
@@ -289,6 +292,7 @@ impl Pool {
                 segment_bytes: bytes(segment),
                 failed_reads: pairs.failed_reads.load(Ordering::Relaxed),
                 repaired_blocks: pairs.repaired_blocks.load(Ordering::Relaxed),
+                left_out_blocks: pairs.left_out_blocks.load(Ordering::Relaxed),
             }),
             capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),

@@ -60,6 +60,8 @@ pub(crate) struct Pairs {
     pub(crate) failed_reads: AtomicU64,
     /// Blocks that were rewritten from the other leg.
     pub(crate) repaired_blocks: AtomicU64,
+    /// Blocks that a rebuild did not copy: no attempt to read them succeeded.
+    pub(crate) left_out_blocks: AtomicU64,
     faults: ReadFaults,
     is_rebuilding: AtomicBool,
     /// True for a check, which changes nothing.
@@ -116,6 +118,7 @@ impl Pairs {
             changed: SharedNotify::default(),
             failed_reads: AtomicU64::new(0),
             repaired_blocks: AtomicU64::new(0),
+            left_out_blocks: AtomicU64::new(0),
             faults: ReadFaults::default(),
             is_rebuilding: AtomicBool::new(false),
             is_read_only: AtomicBool::new(false),

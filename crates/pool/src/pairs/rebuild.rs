@@ -147,6 +147,7 @@ impl Pairs {
                 Err(ReadFailure::Defect) => {
                     let device = source.name();
                     tracing::error!(device, offset, "block cannot be read: it is not copied");
+                    self.left_out_blocks.fetch_add(1, Ordering::Relaxed);
                     self.note_fault(behind.index, offset, BLOCK_BYTES);
                 }
             }

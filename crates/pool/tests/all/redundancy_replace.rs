@@ -112,6 +112,7 @@ fn rebuild_leaves_out_a_defective_block() {
         a.control.fail_reads(at..at + BLOCK);
         let pool = Pool::open(vec![a.named.clone(), b.named.clone()]).await.unwrap();
         rebuilt(&pool).await;
+        assert_eq!(pool.status().redundancy.unwrap().left_out_blocks, 1);
         pool.close().await.unwrap();
         drop(pool);
         let (_pool, volume) = open(&[&b]).await.unwrap();
