@@ -28,8 +28,8 @@ use super::copy::CopyLimits;
 use super::namespace::Namespace;
 use super::vendor::CommandReply;
 use crate::limits::{
-    ABORT_REQUESTS, ANA_TRANSITION_S, COPY_RANGES, ERROR_LOG_ENTRIES, EVENT_REQUESTS,
-    KEEP_ALIVE_UNIT_MS, PAGE_BYTES,
+    ABORT_REQUESTS, ANA_TRANSITION_S, COPY_RANGES, DSM_RANGE_BLOCKS, ERROR_LOG_ENTRIES,
+    EVENT_REQUESTS, KEEP_ALIVE_UNIT_MS, PAGE_BYTES,
 };
 
 /// ANA group of all namespaces but the pending ones.
@@ -228,8 +228,10 @@ impl Controller {
     }
 
     fn nvm_controller(&self) -> NvmController {
-        // Verify, Write Zeroes and deallocation move no data, so they have no size limit: 0.
-        NvmController::default()
+        // Verify, Write Zeroes and deallocation move no data, so they have no size limit: 0. The
+        // limit of a range is advice for hosts, whose commands have a timeout: longer ranges are
+        // deallocated, too.
+        NvmController { dsm_range_blocks: U32::new(DSM_RANGE_BLOCKS), ..NvmController::default() }
     }
 
     fn namespace(&self, namespace: &Namespace) -> IdentifyNamespace {

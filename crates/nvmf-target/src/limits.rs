@@ -20,6 +20,10 @@ pub(crate) const LINK_CAPSULE_BYTES: usize = 256 << 10;
 /// is larger.
 pub(crate) const LINK_TRANSFER_BYTES: usize = 1 << 20;
 
+/// Blocks of one range of Dataset Management, as hosts are advised (DMRSL): 4 GiB of 4 KiB each. A
+/// pool carries out a discard of that much in one or two checkpoints.
+pub(crate) const DSM_RANGE_BLOCKS: u32 = 1 << 20;
+
 /// Chunk size of Compare and Verify, in bytes.
 pub(crate) const SCAN_BYTES: usize = 1 << 20;
 

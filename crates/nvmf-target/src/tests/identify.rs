@@ -7,7 +7,7 @@ use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::identify::controller::multipath;
 use flagstone_nvme::identify::{
     Cns, ControllerList, IdentifyController, IdentifyNamespace, IndependentNamespace,
-    NamespaceDescriptor, NamespaceList, descriptors,
+    NamespaceDescriptor, NamespaceList, NvmController, descriptors,
 };
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::Status;
@@ -28,6 +28,16 @@ fn send(host: &TestHost, identify: Identify) -> Result<Vec<u8>, Status> {
 
 fn refused(status: Status) -> Result<Vec<u8>, Status> {
     Err(status.dnr())
+}
+
+/// Hosts sent discards of up to 2 TiB in one command, which lasted longer than their timeout.
+#[test]
+fn discards_have_an_advised_length() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let data = identify(&host, Cns::COMMAND_SET_CONTROLLER, 0).unwrap();
+    let limits = NvmController::view(&data).unwrap();
+    assert_eq!((limits.dsm_ranges, limits.dsm_range_blocks.get()), (0, 1 << 20));
 }
 
 /// Fields that Linux, SPDK and Windows check before they use a controller.
