@@ -93,6 +93,9 @@ fn redundancy(copies: &RedundancyDocument, now_seconds: u64) -> String {
                 writeln!(text, "{begin}{}: {}", device.device, pair_device(device, now_seconds));
         }
     }
+    if copies.left_out_bytes > 0 {
+        let _ = writeln!(text, "  {} that no rebuild could read", size(copies.left_out_bytes));
+    }
     if copies.repaired_bytes > 0 {
         let _ = writeln!(
             text,

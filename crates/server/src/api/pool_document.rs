@@ -141,6 +141,8 @@ pub struct RedundancyDocument {
     pub rebuild_bytes: u64,
     /// Reads since the opening that one device failed and the other answered.
     pub failed_reads: u64,
+    /// Bytes since the opening that no rebuild could read: a scrub finds those in use.
+    pub left_out_bytes: u64,
     /// Bytes since the opening that were rewritten from the other device.
     pub repaired_bytes: u64,
 }

@@ -437,7 +437,8 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         next: next(server, name, &status, slot)
             .or_else(|| redundancy.as_ref().and_then(|copies| device_advice(name, copies)))
             .or_else(|| removal_advice(name, removal.as_ref()))
-            .or_else(|| scrub_advice(name, scrub.as_ref())),
+            .or_else(|| scrub_advice(name, scrub.as_ref()))
+            .or_else(|| left_out_advice(name, redundancy.as_ref()?, scrub.is_some())),
         redundancy,
         removal,
         scrub,
@@ -507,6 +508,12 @@ fn device_advice(name: &str, copies: &RedundancyDocument) -> Option<String> {
              replace-device {name} {device} NEW-DEVICE"
         ))
     })
+}
+
+fn left_out_advice(name: &str, copies: &RedundancyDocument, is_scrubbed: bool) -> Option<String> {
+    let advice = "a rebuild could not read some blocks: to find the volumes that have them, run \
+         flagstone pool scrub";
+    (copies.left_out_bytes > 0 && !is_scrubbed).then(|| format!("{advice} {name}"))
 }
 
 fn removal_advice(name: &str, removal: Option<&RemovalDocument>) -> Option<String> {
@@ -634,6 +641,11 @@ const FAMILIES: [(&str, &str, PoolNumber); 20] = [
         "flagstone_pool_failed_reads_total",
         "Reads that one device of a pair failed and the other answered.",
         |pool| pool.redundancy.as_ref().map_or(0, |copies| copies.failed_reads),
+    ),
+    (
+        "flagstone_pool_left_out_bytes_total",
+        "Bytes that no rebuild of a device of a pair could read.",
+        |pool| pool.redundancy.as_ref().map_or(0, |copies| copies.left_out_bytes),
     ),
     (
         "flagstone_pool_repaired_bytes_total",

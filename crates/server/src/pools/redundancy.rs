@@ -201,6 +201,7 @@ impl Pools {
             missing_devices: devices.iter().filter(is_unused).count() as u64,
             rebuild_bytes: left.sum(),
             failed_reads: redundancy.failed_reads,
+            left_out_bytes: redundancy.left_out_blocks * BLOCK_BYTES as u64,
             repaired_bytes: redundancy.repaired_blocks * BLOCK_BYTES as u64,
             pairs: devices
                 .chunks(PAIR)
