@@ -98,7 +98,7 @@ pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Vec<Nqn>, ServeErro
 fn keys_of(config: &Config, subsystem: &Subsystem) -> Result<BTreeMap<Nqn, KeyPair>, ServeError> {
     let keys = config.hosts_of(subsystem).filter_map(|host| Some((host, host.key_file.as_ref()?)));
     let keys = keys.map(|(host, file)| {
-        let pair = keys::pair(file, host.controller_key_file.as_deref());
+        let pair = keys::host_pair(file, host.controller_key_file.as_deref());
         Ok((nqn(&host.nqn)?, pair.map_err(unservable)?))
     });
     keys.collect()
@@ -112,7 +112,7 @@ fn tls_keys_of(
     let keys =
         config.hosts_of(subsystem).filter_map(|host| Some((host, host.tls_key_file.as_ref()?)));
     let keys = keys.map(|(host, file)| {
-        let ring = keys::tls_ring(file).map_err(unservable)?;
+        let ring = keys::host_tls_ring(file).map_err(unservable)?;
         Ok((nqn(&host.nqn)?, HostTls { keys: ring, required: false }))
     });
     keys.collect()

@@ -93,7 +93,31 @@ fn ring_among<K: FileKey>(rings: &Rings<K>, path: &Path) -> Result<Ring<K>, KeyE
     Ok(ring.clone())
 }
 
-/// The rings of a host and, if there is one, of the subsystem.
+/// The rings of a host that connects and, if there is one, of the subsystem, as
+/// [`host_tls_ring`].
+///
+/// # Errors
+/// A file that is not in use yet cannot be used.
+pub fn host_pair(host: &Path, controller: Option<&Path>) -> Result<KeyPair, KeyError> {
+    let controller = controller.map(|path| ring_in_use(&RINGS, path)).transpose()?;
+    Ok(KeyPair { host: ring_in_use(&RINGS, host)?, controller, demand: KeyDemand::Required })
+}
+
+/// The ring of the TLS keys of a host that connects. Only a reload changes a ring in use: it may
+/// have withdrawn the host, whose file must not be read again then.
+///
+/// # Errors
+/// A file that is not in use yet cannot be used.
+pub fn host_tls_ring(path: &Path) -> Result<TlsRing, KeyError> {
+    ring_in_use(&TLS_RINGS, path)
+}
+
+fn ring_in_use<K: FileKey>(rings: &Rings<K>, path: &Path) -> Result<Ring<K>, KeyError> {
+    let used = rings.lock().get(path).cloned();
+    used.map_or_else(|| ring_among(rings, path), Ok)
+}
+
+/// The rings of a device's host and, if there is one, of its subsystem.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -113,8 +137,8 @@ pub(crate) fn read_ring_again<K>(path: &Path, ring: fn(&Path) -> Result<Ring<K>,
 /// Secrets that were read again, for the rings in use.
 #[derive(Debug)]
 pub struct ReadAgain {
-    secrets: Vec<(KeyRing, Vec<Secret>)>,
-    tls: Vec<(TlsRing, Vec<TlsKey>)>,
+    secrets: KeysOfFiles<Secret>,
+    tls: KeysOfFiles<TlsKey>,
 }
 
 impl ReadAgain {
@@ -127,8 +151,8 @@ impl ReadAgain {
     pub fn new(running: &Config, next: &Config) -> Result<ReadAgain, Vec<KeyError>> {
         let (secrets, tls) = paths(next);
         let removed = files_of_removed_hosts(running, next);
-        let secrets = read_again(&RINGS, &secrets, &removed);
-        match (secrets, read_again(&TLS_RINGS, &tls, &removed)) {
+        let secrets = read_again(&RINGS, &secrets, &removed.secrets);
+        match (secrets, read_again(&TLS_RINGS, &tls, &removed.tls)) {
             (Ok(secrets), Ok(tls)) => Ok(ReadAgain { secrets, tls }),
             (secrets, tls) => Err(secrets.err().into_iter().chain(tls.err()).flatten().collect()),
         }
@@ -137,28 +161,34 @@ impl ReadAgain {
     /// Replaces the secrets of the rings, for connections made later. Returns the number of rings
     /// that changed.
     pub fn apply(self) -> usize {
-        let secrets = self.secrets.into_iter().filter(|(ring, keys)| ring.replace(keys.clone()));
-        let tls = self.tls.into_iter().filter(|(ring, keys)| ring.replace(keys.clone()));
-        secrets.count() + tls.count()
+        replace_all(&RINGS, self.secrets) + replace_all(&TLS_RINGS, self.tls)
     }
 }
 
-type RingKeys<K> = Vec<(Ring<K>, Vec<K>)>;
+type KeysOfFiles<K> = BTreeMap<PathBuf, Vec<K>>;
+
+/// Returns the number of rings that changed.
+fn replace_all<K: FileKey>(rings: &Rings<K>, read: KeysOfFiles<K>) -> usize {
+    let mut rings = rings.lock();
+    let changed = read.into_iter().filter(|(path, keys)| {
+        let ring = rings.entry(path.clone()).or_insert_with(|| Ring::new(Vec::new()));
+        ring.replace(keys.clone())
+    });
+    changed.count()
+}
 
 fn read_again<K: FileKey>(
     rings: &Rings<K>,
     named: &BTreeSet<&PathBuf>,
     removed: &BTreeSet<PathBuf>,
-) -> Result<RingKeys<K>, Vec<KeyError>> {
-    let rings = rings.lock().clone();
-    let (mut read, mut errors) = (Vec::new(), Vec::new());
-    for (path, ring) in rings {
-        if removed.contains(&path) {
-            read.push((ring, Vec::new()));
-            continue;
-        }
+) -> Result<KeysOfFiles<K>, Vec<KeyError>> {
+    let used: Vec<PathBuf> = rings.lock().keys().cloned().collect();
+    // Those of hosts that no volume has had yet, too: a later volume must not read them.
+    let mut read: KeysOfFiles<K> = removed.iter().map(|path| (path.clone(), Vec::new())).collect();
+    let mut errors = Vec::new();
+    for path in used.into_iter().filter(|path| !removed.contains(path)) {
         match read_keys(&path) {
-            Ok(keys) => read.push((ring, keys)),
+            Ok(keys) => drop(read.insert(path, keys)),
             Err(error) if named.contains(&path) => errors.push(error),
             Err(error) => tracing::warn!("its keys stay in use until the next start: {error}"),
         }
@@ -176,26 +206,37 @@ pub fn check(config: &Config) -> Vec<KeyError> {
 /// Names of hosts that `next` does not have any more, and that [`ReadAgain`] leaves without the key
 /// by which they are admitted.
 pub fn withdrawn_hosts(running: &Config, next: &Config) -> Vec<String> {
-    let files = files_of_removed_hosts(running, next);
-    let is_withdrawn = |host: &&HostAccess| {
-        let proof = host.key_file.as_ref().or(host.tls_key_file.as_ref());
-        proof.is_some_and(|file| files.contains(file))
+    let removed = files_of_removed_hosts(running, next);
+    let is_withdrawn = |host: &&HostAccess| match (&host.key_file, &host.tls_key_file) {
+        (Some(file), _) => removed.secrets.contains(file),
+        (None, Some(file)) => removed.tls.contains(file),
+        (None, None) => false,
     };
     running.hosts.iter().filter(is_withdrawn).map(|host| host.name.clone()).collect()
 }
 
+struct RemovedFiles {
+    secrets: BTreeSet<PathBuf>,
+    tls: BTreeSet<PathBuf>,
+}
+
 /// Files of hosts that `next` does not have any more, and of nothing else.
-fn files_of_removed_hosts(running: &Config, next: &Config) -> BTreeSet<PathBuf> {
+fn files_of_removed_hosts(running: &Config, next: &Config) -> RemovedFiles {
     let stays = |host: &HostAccess| next.hosts.iter().any(|other| other.nqn == host.nqn);
     let (stay, gone) = running.hosts.iter().cloned().partition(stays);
-    let gone: Vec<HostAccess> = gone;
     let rest = Config { hosts: stay, ..running.clone() };
-    let files = gone.into_iter().flat_map(|host| [host.key_file, host.tls_key_file]).flatten();
     let used: Vec<_> = [&rest, next].into_iter().map(paths).collect();
     let is_used = |file: &PathBuf| {
         used.iter().any(|(secrets, tls)| secrets.contains(file) || tls.contains(file))
     };
-    files.filter(|file| !is_used(file)).collect()
+    let mut removed = RemovedFiles { secrets: BTreeSet::new(), tls: BTreeSet::new() };
+    for host in Vec::<HostAccess>::into_iter(gone) {
+        removed.secrets.extend([host.key_file, host.controller_key_file].into_iter().flatten());
+        removed.tls.extend(host.tls_key_file);
+    }
+    removed.secrets.retain(|file| !is_used(file));
+    removed.tls.retain(|file| !is_used(file));
+    removed
 }
 
 /// Files of secrets and of TLS keys that a configuration names.
@@ -397,6 +438,27 @@ mod tests {
         // It comes back.
         assert_eq!(ReadAgain::new(&both, &both).unwrap().apply(), 1);
         assert_eq!(withdrawn.secrets().len(), 1);
+    }
+
+    /// Regression: the next volume of a pool read the file of the removed host again.
+    #[test]
+    fn removed_host_stays_withdrawn_from_later_volumes() {
+        let _alone = RELOADS.lock();
+        let (folder, unread) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (used, unread) = (file(&folder, CANARY, 0o600), file(&unread, CANARY, 0o600));
+        let pair = host_pair(&used, None).unwrap();
+        assert_eq!(pair.host.secrets().len(), 1);
+        let running = naming(&[&used, &unread]);
+        assert_eq!(ReadAgain::new(&running, &naming(&[])).unwrap().apply(), 1);
+        for path in [&used, &unread] {
+            assert!(host_pair(path, None).unwrap().host.secrets().is_empty());
+        }
+        std::fs::remove_file(&used).unwrap();
+        assert!(host_pair(&used, None).unwrap().host.secrets().is_empty());
+        // The hosts come back.
+        file(&folder, CANARY, 0o600);
+        assert_eq!(ReadAgain::new(&running, &running).unwrap().apply(), 2);
+        assert_eq!(pair.host.secrets().len(), 1);
     }
 
     fn naming(files: &[&Path]) -> Config {

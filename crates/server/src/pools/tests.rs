@@ -1,6 +1,7 @@
 //! Tests of orders on a server without listeners. Its pools are files.
 
 use std::future::Future;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use flagstone_nbd::ExportLookup;
 use flagstone_nvme::Nqn;
 use flagstone_pool::stream::frame::StreamFrame;
 use flagstone_runtime::{Buf, block_on};
+use flagstone_stack::keys;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -452,5 +454,29 @@ fn refused_stream_does_not_end_a_receive() {
         let other = &second[..len(&second)];
         assert!(bed.server.receive_part(part(other)).await.is_err());
         assert!(bed.server.receive_part(part(rest)).await.unwrap().complete);
+    });
+}
+
+/// Regression: an order on a volume read the key of the withdrawn host again, for all volumes.
+#[test]
+fn withdrawn_host_gets_no_key_with_a_new_volume() {
+    test(async {
+        let secret = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+        let keys = tempfile::tempdir().unwrap();
+        let file = keys.path().join("web.key");
+        std::fs::write(&file, secret).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let host = format!("[host.web]\nnqn = \"nqn.2026-01.io.x:web\"\nkey_file = {file:?}\n");
+        let bed = Bed::with(&host).await;
+        bed.create_pool("fast", "disk").await;
+        bed.create_volume("db", json!({})).await.unwrap();
+        let ring = keys::host_pair(&file, None).unwrap().host;
+        let without_host = Config { hosts: Vec::new(), ..(*bed.server.config).clone() };
+        let reloaded = bed.server.reload(Ok(without_host)).unwrap();
+        assert_eq!((reloaded.withdrawn_hosts.len(), ring.secrets().len()), (1, 0));
+        bed.create_volume("web", json!({})).await.unwrap();
+        assert_eq!(ring.secrets().len(), 0);
+        std::fs::remove_file(&file).unwrap();
+        bed.create_volume("more", json!({})).await.unwrap();
     });
 }
