@@ -58,7 +58,7 @@ pub(crate) fn target_with(keys: BTreeMap<Nqn, KeyPair>) -> Arc<Target> {
     .expect("a configuration within its ranges");
     let nqn = subsystem();
     let serial = "1".to_owned();
-    let config = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+    let config = SubsystemConfig { nqn, serial, allow_hosts: None, keys };
     target.add_subsystem(config).expect("a new name");
     for (index, block_bytes) in [(1, 512), (2, 4096)] {
         let device = MemoryDevice::new(NAMESPACE_BYTES, block_bytes).expect("a valid size");

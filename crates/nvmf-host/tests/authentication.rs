@@ -41,7 +41,7 @@ fn server_with(keys: BTreeMap<Nqn, KeyPair>) -> Server {
 fn server_of(config: TargetConfig, keys: BTreeMap<Nqn, KeyPair>) -> Server {
     let server = Server::start_with(memory(1 << 20, 512), config, &any_port());
     let (nqn, serial) = (locked(), "2".to_owned());
-    let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+    let subsystem = SubsystemConfig { nqn, serial, allow_hosts: None, keys };
     server.target.add_subsystem(subsystem).unwrap();
     let device = memory(1 << 20, 512);
     let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };

@@ -70,7 +70,7 @@ fn target_with(rings: &[KeyRing; 2], address: &Address, mode: TlsMode) -> Arc<Ta
         [(locked(), "1", [8; 16], pairs.collect()), (open, "2", [9; 16], BTreeMap::new())]
     {
         let serial = serial.to_owned();
-        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: None, keys };
         target.add_subsystem(subsystem).unwrap();
         let device = memory(1 << 20, 512);
         let namespace = NamespaceConfig { nsid: None, device, uuid, read_only: false };

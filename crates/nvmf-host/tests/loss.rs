@@ -73,7 +73,7 @@ impl World {
             let subsystem = SubsystemConfig {
                 nqn: subnqn(),
                 serial: "1".to_owned(),
-                allow_hosts: Vec::new(),
+                allow_hosts: None,
                 keys: Default::default(),
             };
             target.add_subsystem(subsystem).unwrap();

@@ -126,7 +126,7 @@ fn start(config: TargetConfig, refusals: Refusals) -> (Server, Arc<Mutex<There>>
     let subsystem = SubsystemConfig {
         nqn: replica_nqn(),
         serial: "2".to_owned(),
-        allow_hosts: Vec::new(),
+        allow_hosts: None,
         keys: Default::default(),
     };
     server.target.add_hidden_subsystem(subsystem).unwrap();

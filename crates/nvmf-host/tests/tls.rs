@@ -388,7 +388,7 @@ fn connect_must_name_the_tls_identity() {
         let target = &secured.server.target;
         let open = Nqn::new("nqn.2026-01.example:open").unwrap();
         let (serial, keys) = ("2".to_owned(), BTreeMap::new());
-        let subsystem = SubsystemConfig { nqn: open, serial, allow_hosts: Vec::new(), keys };
+        let subsystem = SubsystemConfig { nqn: open, serial, allow_hosts: None, keys };
         target.add_subsystem(subsystem).unwrap();
         let psks = offered(&key(1), host().as_str(), subnqn().as_str());
         let other = Nqn::from_uuid([8; 16]);
@@ -428,7 +428,7 @@ fn tls_key_alone_authenticates_host() {
             demand: KeyDemand::Required,
         };
         let (serial, keys) = ("2".to_owned(), BTreeMap::from([(other, pair.clone())]));
-        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: None, keys };
         target.add_subsystem(subsystem).unwrap();
         let device = memory(1 << 20, 512);
         let namespace = NamespaceConfig { nsid: None, device, uuid: [9; 16], read_only: false };

@@ -147,7 +147,7 @@ fn start(config: TargetConfig) -> (Server, Arc<Seen>) {
     let subsystem = SubsystemConfig {
         nqn: replica_nqn(),
         serial: "2".to_owned(),
-        allow_hosts: vec![peer()],
+        allow_hosts: Some(vec![peer()]),
         keys: Default::default(),
     };
     server.target.add_hidden_subsystem(subsystem).unwrap();

@@ -198,7 +198,7 @@ impl Target {
         let discovery = SubsystemConfig {
             nqn: Nqn::discovery(),
             serial: "discovery".to_owned(),
-            allow_hosts: Vec::new(),
+            allow_hosts: None,
             keys: BTreeMap::new(),
         };
         let discovery = ServedSubsystem::new(discovery, SubsystemKind::Discovery)
@@ -368,12 +368,12 @@ impl Target {
         Ok(())
     }
 
-    /// Sets the hosts that may connect to a subsystem; an empty list allows all. Hosts that are no
+    /// Sets the hosts that may connect to a subsystem; `None` allows all. Hosts that are no
     /// longer allowed are disconnected.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`], [`TargetError::Full`].
-    pub fn set_allowed_hosts(&self, nqn: &Nqn, hosts: Vec<Nqn>) -> Result<(), TargetError> {
+    pub fn set_allowed_hosts(&self, nqn: &Nqn, hosts: Option<Vec<Nqn>>) -> Result<(), TargetError> {
         self.subsystem_named(nqn)?.set_allowed_hosts(hosts)?;
         self.discovery_changed(|_| true);
         Ok(())

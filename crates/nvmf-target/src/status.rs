@@ -19,8 +19,8 @@ pub struct SubsystemStatus {
     pub nqn: Nqn,
     /// Serial number.
     pub serial: String,
-    /// Hosts that may connect; empty allows all.
-    pub allow_hosts: Vec<Nqn>,
+    /// Hosts that may connect; `None` allows all.
+    pub allow_hosts: Option<Vec<Nqn>>,
     /// ANA state on this node.
     pub ana: AnaState,
     /// Connects are refused for now.

@@ -27,8 +27,8 @@ pub struct SubsystemConfig {
     pub nqn: Nqn,
     /// Serial number, 1 to 20 printable ASCII characters.
     pub serial: String,
-    /// Hosts that may connect; empty allows all.
-    pub allow_hosts: Vec<Nqn>,
+    /// Hosts that may connect; `None` allows all.
+    pub allow_hosts: Option<Vec<Nqn>>,
     /// Keys by host. If not empty, a host without a key cannot connect, and other hosts have to
     /// authenticate (Base 8.3.5), unless their keys are optional.
     pub keys: BTreeMap<Nqn, KeyPair>,
@@ -51,7 +51,8 @@ pub(crate) struct ServedSubsystem {
     hidden: bool,
     /// Connects are refused for now.
     held: AtomicBool,
-    hosts: Mutex<BTreeSet<Nqn>>,
+    /// `None` allows all.
+    hosts: Mutex<Option<BTreeSet<Nqn>>>,
     keys: BTreeMap<Nqn, KeyPair>,
     /// Ports of other nodes that serve it.
     remote_ports: Mutex<Vec<Listener>>,
@@ -148,13 +149,12 @@ impl ServedSubsystem {
 
     /// True if `host` may connect.
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        let hosts = self.hosts.lock();
-        hosts.is_empty() || hosts.contains(host)
+        self.hosts.lock().as_ref().is_none_or(|hosts| hosts.contains(host))
     }
 
     /// True if any host may connect, even one without a name.
     pub(super) fn allows_all(&self) -> bool {
-        self.hosts.lock().is_empty()
+        self.hosts.lock().is_none()
     }
 
     /// True if hosts need keys.
@@ -206,13 +206,13 @@ impl ServedSubsystem {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Allow-list; empty allows all hosts.
-    pub(super) fn allowed_hosts(&self) -> Vec<Nqn> {
-        self.hosts.lock().iter().copied().collect()
+    /// Allow-list; `None` allows all hosts.
+    pub(super) fn allowed_hosts(&self) -> Option<Vec<Nqn>> {
+        self.hosts.lock().as_ref().map(|hosts| hosts.iter().copied().collect())
     }
 
     /// Sets the allow-list, and disconnects hosts that are no longer on it.
-    pub(super) fn set_allowed_hosts(&self, hosts: Vec<Nqn>) -> Result<(), TargetError> {
+    pub(super) fn set_allowed_hosts(&self, hosts: Option<Vec<Nqn>>) -> Result<(), TargetError> {
         *self.hosts.lock() = host_set(hosts)?;
         for controller in self.controllers() {
             if !self.allows(&controller.host.nqn) {
@@ -509,11 +509,10 @@ impl ServedSubsystem {
     }
 }
 
-fn host_set(hosts: Vec<Nqn>) -> Result<BTreeSet<Nqn>, TargetError> {
-    if hosts.len() > ALLOWED_HOSTS {
-        Err(TargetError::Full)
-    } else {
-        Ok(hosts.into_iter().collect())
+fn host_set(hosts: Option<Vec<Nqn>>) -> Result<Option<BTreeSet<Nqn>>, TargetError> {
+    match hosts {
+        Some(hosts) if hosts.len() > ALLOWED_HOSTS => Err(TargetError::Full),
+        hosts => Ok(hosts.map(BTreeSet::from_iter)),
     }
 }
 

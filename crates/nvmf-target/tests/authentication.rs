@@ -51,10 +51,7 @@ fn server(config: TargetConfig, keys: KeyPair) -> Server {
     let server = Server::with(config);
     let keys = BTreeMap::from([(options().host, keys)]);
     let (nqn, serial) = (locked(), "SN-2".to_owned());
-    server
-        .target
-        .add_subsystem(SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys })
-        .unwrap();
+    server.target.add_subsystem(SubsystemConfig { nqn, serial, allow_hosts: None, keys }).unwrap();
     let device = BlockingDevice::memory();
     let namespace = NamespaceConfig { nsid: None, device, uuid: [3; 16], read_only: false };
     server.target.add_namespace(&locked(), namespace).unwrap();

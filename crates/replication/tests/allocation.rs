@@ -53,7 +53,7 @@ async fn node(index: usize, listener: Listener, peer: Address, ack: Ack) -> Arc<
     peer.ack = ack;
     let mirror = Arc::new(Mirror::new(local, vec![peer]));
     let target = Target::new(TargetConfig::default()).unwrap();
-    let allow_hosts = vec![host(1 - index)];
+    let allow_hosts = Some(vec![host(1 - index)]);
     let config = SubsystemConfig {
         nqn: subsystem(),
         serial: "1".to_owned(),

@@ -89,9 +89,10 @@ pub(crate) fn add_subsystem(
     Ok(name)
 }
 
-/// The hosts that may connect; none for every host.
-pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Vec<Nqn>, ServeError> {
-    subsystem.allow_hosts.iter().flatten().map(|host| nqn(host)).collect()
+/// The hosts that may connect; `None` for every host.
+pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Option<Vec<Nqn>>, ServeError> {
+    let hosts = subsystem.allow_hosts.as_ref();
+    hosts.map(|hosts| hosts.iter().map(|host| nqn(host)).collect()).transpose()
 }
 
 /// Keys of the hosts that may connect.

@@ -164,7 +164,7 @@ fn serve_nvme_with(device: SharedDevice, address: Address, mode: TlsMode) -> IoF
         let target = Target::new(TargetConfig::default()).expect("the default is valid");
         let (nqn, serial) = (subsystem(), "1".to_owned());
         let subsystem =
-            SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys: Default::default() };
+            SubsystemConfig { nqn, serial, allow_hosts: None, keys: Default::default() };
         target.add_subsystem(subsystem).expect("it is the first");
         let namespace = NamespaceConfig { nsid: None, device, uuid: [1; 16], read_only: false };
         target.add_namespace(&nqn, namespace).expect("it is the first");

@@ -75,7 +75,7 @@ impl Server {
         let subsystem = SubsystemConfig {
             nqn: subnqn(),
             serial: "1".to_owned(),
-            allow_hosts: Vec::new(),
+            allow_hosts: None,
             keys: Default::default(),
         };
         target.add_subsystem(subsystem).unwrap();

@@ -219,7 +219,7 @@ fn host_without_name_connects_unless_list_forbids() {
     io.data.host_id = [8; 16];
     assert!(io.send(&target).is_err(), "another host without a name");
     // Its identifier is not a name that a list may have.
-    target.set_allowed_hosts(&volume(), vec![Nqn::from_uuid(HOST_ID)]).unwrap();
+    target.set_allowed_hosts(&volume(), Some(vec![Nqn::from_uuid(HOST_ID)])).unwrap();
     let refusal = nameless.send(&target).unwrap_err();
     assert_eq!(refusal.status, Status::CONNECT_INVALID_HOST.dnr());
 }
@@ -237,7 +237,7 @@ fn refusals_explain_themselves() {
 fn allow_list_refuses_and_disconnects_hosts() {
     let target = target();
     let other = Nqn::from_uuid([1; 16]);
-    target.set_allowed_hosts(&volume(), vec![host(), other]).unwrap();
+    target.set_allowed_hosts(&volume(), Some(vec![host(), other])).unwrap();
     let host_ = TestHost::connect(&target, &volume());
     let mut unknown_host = Attempt::admin(&volume());
     unknown_host.data.hostnqn = Nqn::from_uuid([2; 16]).to_field();
@@ -248,9 +248,24 @@ fn allow_list_refuses_and_disconnects_hosts() {
     unknown_host.data.subnqn = Nqn::discovery().to_field();
     assert!(unknown_host.send(&target).is_ok());
 
-    target.set_allowed_hosts(&volume(), vec![other]).unwrap();
+    target.set_allowed_hosts(&volume(), Some(vec![other])).unwrap();
     assert!(!host_.line.is_up());
     assert!(Attempt::admin(&volume()).send(&target).is_err());
+}
+
+/// Regression: an empty list admitted every host.
+#[test]
+fn empty_allow_list_admits_no_host() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    target.set_allowed_hosts(&volume(), Some(Vec::new())).unwrap();
+    assert!(!host.line.is_up());
+    let mut attempt = Attempt::admin(&volume());
+    assert_eq!(attempt.send(&target).unwrap_err().status, Status::CONNECT_INVALID_HOST.dnr());
+    attempt.data.hostnqn = [0; 256];
+    assert!(attempt.send(&target).is_err(), "a host without a name");
+    target.set_allowed_hosts(&volume(), None).unwrap();
+    TestHost::connect(&target, &volume());
 }
 
 #[test]
@@ -405,7 +420,7 @@ fn retired_subsystem_makes_hosts_wait_for_its_successor() {
     let config = SubsystemConfig {
         nqn: volume(),
         serial: "SN-1".to_owned(),
-        allow_hosts: Vec::new(),
+        allow_hosts: None,
         keys: Default::default(),
     };
     target.add_suspended_subsystem(config).unwrap();
@@ -426,7 +441,7 @@ fn invalid_subsystems_are_refused() {
     let config = |nqn| SubsystemConfig {
         nqn,
         serial: "1".to_owned(),
-        allow_hosts: Vec::new(),
+        allow_hosts: None,
         keys: Default::default(),
     };
     let exists = |nqn| Err(TargetError::SubsystemExists(Box::new(nqn)));

@@ -94,10 +94,10 @@ fn discovery_changes_notify_visible_hosts() {
     let listener = Address::Tcp("192.0.2.1:4420".parse().unwrap());
     check(&|| target.add_listener(&listener).unwrap(), true);
     check(&|| target.add_listener(&listener).unwrap(), false);
-    check(&|| add_subsystem(&target, other, Vec::new()), true);
+    check(&|| add_subsystem(&target, other, None), true);
     check(&|| target.remove_subsystem(&other).unwrap(), true);
-    check(&|| add_subsystem(&target, other, vec![Nqn::from_uuid([1; 16])]), false);
-    check(&|| target.set_allowed_hosts(&other, vec![super::host()]).unwrap(), true);
+    check(&|| add_subsystem(&target, other, Some(vec![Nqn::from_uuid([1; 16])])), false);
+    check(&|| target.set_allowed_hosts(&other, Some(vec![super::host()])).unwrap(), true);
 }
 
 #[test]

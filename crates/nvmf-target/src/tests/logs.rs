@@ -286,7 +286,7 @@ fn discovery_log_lists_ports_of_other_nodes() {
     let target = target();
     listen(&target, "192.0.2.1:4420");
     let other = Nqn::new("nqn.2026-01.io.flagstone:other").unwrap();
-    add_subsystem(&target, other, Vec::new());
+    add_subsystem(&target, other, None);
     let host = host_at(&target, None);
     let before = discover(&host).0;
     for (address, port_id) in
@@ -336,10 +336,10 @@ fn discovery_log_respects_allow_list() {
     let target = target();
     listen(&target, "192.0.2.1:4420");
     let private = Nqn::new("nqn.2026-01.io.flagstone:private").unwrap();
-    add_subsystem(&target, private, vec![Nqn::from_uuid([1; 16])]);
+    add_subsystem(&target, private, Some(vec![Nqn::from_uuid([1; 16])]));
     let host = host_at(&target, None);
     assert_eq!(discover(&host).1.len(), 2);
-    target.set_allowed_hosts(&private, vec![super::host()]).unwrap();
+    target.set_allowed_hosts(&private, Some(vec![super::host()])).unwrap();
     assert_eq!(discover(&host).1.len(), 3);
 }
 
@@ -355,7 +355,7 @@ proptest! {
         listen(&target, "192.0.2.1:4420");
         for index in 0..subsystems {
             let nqn = Nqn::new(&format!("nqn.2026-01.io.flagstone:{index}")).unwrap();
-            add_subsystem(&target, nqn, Vec::new());
+            add_subsystem(&target, nqn, None);
         }
         let subsystem = if log == 0x70 { Nqn::discovery() } else { volume() };
         let host = TestHost::connect(&target, &subsystem);

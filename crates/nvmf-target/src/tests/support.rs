@@ -89,12 +89,12 @@ pub(crate) fn target() -> Arc<Target> {
 
 pub(crate) fn target_of(config: TargetConfig) -> Arc<Target> {
     let target = Target::new(config).unwrap();
-    add_subsystem(&target, volume(), Vec::new());
+    add_subsystem(&target, volume(), None);
     add_namespace(&target, Some(1)).unwrap();
     target
 }
 
-pub(crate) fn add_subsystem(target: &Target, nqn: Nqn, allow_hosts: Vec<Nqn>) {
+pub(crate) fn add_subsystem(target: &Target, nqn: Nqn, allow_hosts: Option<Vec<Nqn>>) {
     let config =
         SubsystemConfig { nqn, serial: "SN-1".to_owned(), allow_hosts, keys: Default::default() };
     target.add_subsystem(config).unwrap();

@@ -205,14 +205,14 @@ fn two_hosts_and_an_allow_list() {
         let refused = stray.connect(&two, 2, first.id).await;
         assert_eq!(refused.status().code(), Status::CONNECT_INVALID_PARAMETERS);
         // The second host is removed and disconnected; the first is unaffected.
-        server.target.set_allowed_hosts(&subsystem(), vec![one.host]).unwrap();
+        server.target.set_allowed_hosts(&subsystem(), Some(vec![one.host])).unwrap();
         second.admin.closed().await;
         second.io.closed().await;
         first.io.write(1, 0, 512, &data).await.unwrap();
         let mut again = Client::initialized(&server, &two).await;
         let refused = again.connect(&two, 0, 0xffff).await;
         assert_eq!(refused.status().code(), Status::CONNECT_INVALID_HOST);
-        server.target.set_allowed_hosts(&subsystem(), Vec::new()).unwrap();
+        server.target.set_allowed_hosts(&subsystem(), None).unwrap();
         let accepted = again.connect(&two, 0, 0xffff).await;
         assert_eq!(accepted.status(), Status::SUCCESS);
         // A draining target refuses new hosts and keeps existing ones.

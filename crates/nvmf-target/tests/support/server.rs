@@ -53,7 +53,7 @@ impl Server {
             .add_subsystem(SubsystemConfig {
                 nqn,
                 serial,
-                allow_hosts: Vec::new(),
+                allow_hosts: None,
                 keys: Default::default(),
             })
             .unwrap();

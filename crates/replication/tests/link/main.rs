@@ -181,7 +181,7 @@ impl World {
             let config = SubsystemConfig {
                 nqn,
                 serial,
-                allow_hosts: vec![host(1 - index)],
+                allow_hosts: Some(vec![host(1 - index)]),
                 keys: Default::default(),
             };
             serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
@@ -572,7 +572,7 @@ fn host_of_blocked_volume_reconnects_and_reads() {
         let target = Target::new(TargetConfig::default()).unwrap();
         let serial = "2".to_owned();
         let config =
-            SubsystemConfig { nqn: volume, serial, allow_hosts: vec![], keys: Default::default() };
+            SubsystemConfig { nqn: volume, serial, allow_hosts: None, keys: Default::default() };
         target.add_subsystem(config).unwrap();
         let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };
         target.add_namespace(&volume, namespace).unwrap();

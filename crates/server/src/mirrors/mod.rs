@@ -536,7 +536,7 @@ impl MirroredVolume {
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
             serial: serial_of(derived_uuid(&[self.replica_nqn.to_string().as_bytes()])),
-            allow_hosts,
+            allow_hosts: Some(allow_hosts),
             keys,
         };
         let uuid = derived_uuid(&[b"replica", &volume.0, self.node.as_bytes()]);

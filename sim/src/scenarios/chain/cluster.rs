@@ -683,7 +683,7 @@ fn target_of(index: usize, mirror: &Arc<Mirror>, keys: Option<KeyPair>) -> Arc<T
     let volume = SubsystemConfig {
         nqn: volume_nqn(),
         serial: serial.clone(),
-        allow_hosts: Vec::new(),
+        allow_hosts: None,
         keys: Default::default(),
     };
     target.add_subsystem(volume).expect("it is the first");
@@ -693,7 +693,8 @@ fn target_of(index: usize, mirror: &Arc<Mirror>, keys: Option<KeyPair>) -> Arc<T
     target.add_namespace(&volume_nqn(), namespace).expect("it is the first");
     let other = node_nqn(1 - index);
     let keys = keys.map(|keys| (other, keys)).into_iter().collect();
-    let replica = SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts: vec![other], keys };
+    let replica =
+        SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts: Some(vec![other]), keys };
     serve_replica(&target, replica, [2 + index as u8; 16], mirror.clone()).expect("it is new");
     target
 }

@@ -122,12 +122,7 @@ pub(super) fn parsed(text: &str) -> Config {
 }
 
 pub(super) fn subsystem(nqn: Nqn) -> SubsystemConfig {
-    SubsystemConfig {
-        nqn,
-        serial: "S".to_owned(),
-        allow_hosts: Vec::new(),
-        keys: Default::default(),
-    }
+    SubsystemConfig { nqn, serial: "S".to_owned(), allow_hosts: None, keys: Default::default() }
 }
 
 /// Exports the first volume of a configuration.
