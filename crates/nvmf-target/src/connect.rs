@@ -157,7 +157,8 @@ pub(crate) fn connect(
     }
     let demand = subsystem.keys_of(&nqn).map(|keys| keys.demand);
     let has_key = demand.is_some();
-    let handshake = match (subsystem.requires_authentication(), channel) {
+    let needs_keys = subsystem.requires_authentication();
+    let handshake = match (needs_keys, channel) {
         (false, _) => None,
         // Its TLS key is its proof, as it has no other.
         (true, ChannelProof::ConfiguredKey(_)) if !has_key => None,
@@ -187,6 +188,11 @@ pub(crate) fn connect(
         {
             target.handshakes.failed(source, reason);
         }
+    // The allow-list may have changed before the controller was registered.
+    if qid == 0 && !needs_keys && subsystem.requires_authentication() {
+        controller.destroy("hosts need keys now");
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
         if qid == 0 {
             controller.destroy("its admin queue was refused");
         }

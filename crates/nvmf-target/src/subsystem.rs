@@ -29,8 +29,9 @@ pub struct SubsystemConfig {
     pub serial: String,
     /// Hosts that may connect; `None` allows all.
     pub allow_hosts: Option<Vec<Nqn>>,
-    /// Keys by host. If not empty, a host without a key cannot connect, and other hosts have to
-    /// authenticate (Base 8.3.5), unless their keys are optional.
+    /// Keys by host, also of hosts that may not connect. If one that may connect has a key, a host
+    /// without a key cannot connect, and other hosts have to authenticate (Base 8.3.5), unless
+    /// their keys are optional.
     pub keys: BTreeMap<Nqn, KeyPair>,
 }
 
@@ -149,7 +150,7 @@ impl ServedSubsystem {
 
     /// True if `host` may connect.
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        self.hosts.lock().as_ref().is_none_or(|hosts| hosts.contains(host))
+        is_allowed(&self.hosts.lock(), host)
     }
 
     /// True if any host may connect, even one without a name.
@@ -157,9 +158,10 @@ impl ServedSubsystem {
         self.hosts.lock().is_none()
     }
 
-    /// True if hosts need keys.
+    /// True if hosts need keys: one that may connect has a key.
     pub(super) fn requires_authentication(&self) -> bool {
-        !self.keys.is_empty()
+        let hosts = self.hosts.lock();
+        self.keys.keys().any(|host| is_allowed(&hosts, host))
     }
 
     /// Keys of `host`.
@@ -211,12 +213,17 @@ impl ServedSubsystem {
         self.hosts.lock().as_ref().map(|hosts| hosts.iter().copied().collect())
     }
 
-    /// Sets the allow-list, and disconnects hosts that are no longer on it.
+    /// Sets the allow-list. Disconnects hosts that are no longer on it, and those that have proven
+    /// no key, if hosts need keys from now on.
     pub(super) fn set_allowed_hosts(&self, hosts: Option<Vec<Nqn>>) -> Result<(), TargetError> {
+        let needed_keys = self.requires_authentication();
         *self.hosts.lock() = host_set(hosts)?;
+        let needs_keys = !needed_keys && self.requires_authentication();
         for controller in self.controllers() {
             if !self.allows(&controller.host.nqn) {
                 controller.destroy("host no longer allowed");
+            } else if needs_keys && !controller.is_authenticated() {
+                controller.destroy("hosts need keys now");
             }
         }
         Ok(())
@@ -507,6 +514,10 @@ impl ServedSubsystem {
         self.totals_by_host().into_values().for_each(|more| totals += more);
         totals
     }
+}
+
+fn is_allowed(hosts: &Option<BTreeSet<Nqn>>, host: &Nqn) -> bool {
+    hosts.as_ref().is_none_or(|hosts| hosts.contains(host))
 }
 
 fn host_set(hosts: Option<Vec<Nqn>>) -> Result<Option<BTreeSet<Nqn>>, TargetError> {

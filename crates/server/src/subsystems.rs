@@ -78,12 +78,12 @@ pub(crate) fn add_subsystem(
 ) -> Result<Nqn, ServeError> {
     let name = nqn(&subsystem.nqn)?;
     let allow_hosts = allowed_hosts(subsystem)?;
-    target.set_tls_keys(&name, tls_keys_of(config, subsystem)?);
+    target.set_tls_keys(&name, tls_keys_of(config)?);
     let added = target.add_suspended_subsystem(SubsystemConfig {
         nqn: name,
         serial: config.serial_number(subsystem, machine),
         allow_hosts,
-        keys: keys_of(config, subsystem)?,
+        keys: keys_of(config)?,
     });
     added.map_err(unservable)?;
     Ok(name)
@@ -95,9 +95,9 @@ pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Option<Vec<Nqn>>, S
     hosts.map(|hosts| hosts.iter().map(|host| nqn(host)).collect()).transpose()
 }
 
-/// Keys of the hosts that may connect.
-fn keys_of(config: &Config, subsystem: &Subsystem) -> Result<BTreeMap<Nqn, KeyPair>, ServeError> {
-    let keys = config.hosts_of(subsystem).filter_map(|host| Some((host, host.key_file.as_ref()?)));
+/// Keys of all hosts: those that may connect can change while the volume is served.
+fn keys_of(config: &Config) -> Result<BTreeMap<Nqn, KeyPair>, ServeError> {
+    let keys = config.hosts.iter().filter_map(|host| Some((host, host.key_file.as_ref()?)));
     let keys = keys.map(|(host, file)| {
         let pair = keys::host_pair(file, host.controller_key_file.as_deref());
         Ok((nqn(&host.nqn)?, pair.map_err(unservable)?))
@@ -105,13 +105,9 @@ fn keys_of(config: &Config, subsystem: &Subsystem) -> Result<BTreeMap<Nqn, KeyPa
     keys.collect()
 }
 
-/// TLS keys of the hosts that may connect. Whether a host has to use its key is up to the listener.
-fn tls_keys_of(
-    config: &Config,
-    subsystem: &Subsystem,
-) -> Result<BTreeMap<Nqn, HostTls>, ServeError> {
-    let keys =
-        config.hosts_of(subsystem).filter_map(|host| Some((host, host.tls_key_file.as_ref()?)));
+/// TLS keys of all hosts. Whether a host has to use its key is up to the listener.
+fn tls_keys_of(config: &Config) -> Result<BTreeMap<Nqn, HostTls>, ServeError> {
+    let keys = config.hosts.iter().filter_map(|host| Some((host, host.tls_key_file.as_ref()?)));
     let keys = keys.map(|(host, file)| {
         let ring = keys::host_tls_ring(file).map_err(unservable)?;
         Ok((nqn(&host.nqn)?, HostTls { keys: ring, required: false }))

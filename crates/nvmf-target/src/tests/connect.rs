@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use flagstone_auth::tls::{TlsKey, offered};
-use flagstone_auth::{KeyPair, KeyRing, KeyUse, TlsRing};
+use flagstone_auth::{KeyDemand, KeyPair, KeyRing, KeyUse, Secret, TlsRing};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
 use flagstone_nvme::property::Property;
 use flagstone_nvme::status::Status;
@@ -251,6 +251,28 @@ fn allow_list_refuses_and_disconnects_hosts() {
     target.set_allowed_hosts(&volume(), Some(vec![other])).unwrap();
     assert!(!host_.line.is_up());
     assert!(Attempt::admin(&volume()).send(&target).is_err());
+}
+
+/// Regression: the keys were those of the hosts that were allowed when the volume was served.
+#[test]
+fn allow_list_selects_keys_of_hosts() {
+    let target = target();
+    let keyed = Nqn::from_uuid([1; 16]);
+    let secret = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    let ring = KeyRing::new(vec![Secret::parse(secret).unwrap()]);
+    let keys = [(keyed, KeyPair { host: ring, controller: None, demand: KeyDemand::Required })];
+    let nqn = Nqn::new("nqn.2026-01.io.flagstone:keyed").unwrap();
+    let serial = "SN-2".to_owned();
+    let allow_hosts = Some(vec![host()]);
+    target.add_subsystem(SubsystemConfig { nqn, serial, allow_hosts, keys: keys.into() }).unwrap();
+    let open = Attempt::admin(&nqn).send(&target).unwrap();
+    assert!(open.handshake.is_none());
+    target.set_allowed_hosts(&nqn, Some(vec![host(), keyed])).unwrap();
+    assert_eq!(target.subsystem_status(&nqn).unwrap().controllers, []);
+    assert!(Attempt::admin(&nqn).send(&target).is_err(), "it has no key");
+    let mut attempt = Attempt::admin(&nqn);
+    attempt.data.hostnqn = keyed.to_field();
+    assert!(attempt.send(&target).unwrap().handshake.is_some());
 }
 
 /// Regression: an empty list admitted every host.
