@@ -292,6 +292,36 @@ fn new_connection_waits_for_one_ended_at_its_limit() {
     }
 }
 
+/// Regression: requests that the kernel had received began after the end, those without payload
+/// even without a limit.
+#[test]
+fn ended_connections_start_no_request() {
+    for is_disconnected in [true, false] {
+        in_simulation(1, async || {
+            let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
+            let server = Running::with(device);
+            let peer = Peer::begun(&server.address, SIMPLE).await;
+            calls.hold();
+            for cookie in 0..3 * MAX_IN_FLIGHT as u64 {
+                peer.send(&request(command::WRITE_ZEROES, 0, cookie, 0, 512)).await;
+            }
+            until(|| calls.begun() == MAX_IN_FLIGHT).await;
+            match is_disconnected {
+                true => server.server.disconnect("disk"),
+                false => {
+                    peer.stream.shutdown();
+                    // The watchdog sees the end.
+                    time::sleep(Duration::from_secs(2)).await;
+                }
+            }
+            assert!(peer.sees_end().await);
+            calls.let_go();
+            server.quiet().await;
+            assert_eq!(calls.begun(), MAX_IN_FLIGHT);
+        });
+    }
+}
+
 /// A part that ends without a reply makes room for the next one.
 #[test]
 fn write_beyond_in_flight_limit_ends() {

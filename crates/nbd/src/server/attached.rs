@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use flagstone_runtime::net::Stream;
 use parking_lot::Mutex;
+
+use super::stop::ConnectionStop;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedClient {
@@ -17,7 +18,7 @@ pub(super) struct ClientRegistry(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
-    attached: BTreeMap<u64, (AttachedClient, Stream)>,
+    attached: BTreeMap<u64, (AttachedClient, ConnectionStop)>,
     next: u64,
 }
 
@@ -28,11 +29,11 @@ pub(super) struct Entry<'a> {
 }
 
 impl ClientRegistry {
-    pub(super) fn enter(&self, attached: AttachedClient, stream: Stream) -> Entry<'_> {
+    pub(super) fn enter(&self, attached: AttachedClient, stop: ConnectionStop) -> Entry<'_> {
         let mut entries = self.0.lock();
         let number = entries.next;
         entries.next += 1;
-        entries.attached.insert(number, (attached, stream));
+        entries.attached.insert(number, (attached, stop));
         Entry { registry: self, number }
     }
 
@@ -46,14 +47,14 @@ impl ClientRegistry {
     pub(super) fn has_ended_client(&self, export: &str) -> bool {
         let entries = self.0.lock();
         let mut of_export = entries.attached.values().filter(|(one, _)| one.export == export);
-        of_export.any(|(_, stream)| stream.peer_has_ended())
+        of_export.any(|(_, stop)| stop.stream().peer_has_ended())
     }
 
     /// Closes the connections to an export.
     pub(super) fn disconnect(&self, export: &str) {
         let entries = self.0.lock();
         let of_export = entries.attached.values().filter(|(one, _)| one.export == export);
-        of_export.for_each(|(_, stream)| stream.shutdown());
+        of_export.for_each(|(_, stop)| stop.shutdown());
     }
 }
 

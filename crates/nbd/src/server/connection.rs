@@ -10,13 +10,14 @@ use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::sync::Notify;
 use flagstone_runtime::task::{self, EndedFlow};
 use flagstone_runtime::time::{self, Instant};
-use flagstone_transport::{Tx, WaitGroupPart};
+use flagstone_transport::Tx;
 
 use crate::limits::{
     CLOSE_TIMEOUT, LOST_CONNECTION_MIN, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES, SEND_BYTES,
 };
 use crate::server::DisconnectReason;
 use crate::server::drain::Drain;
+use crate::server::stop::ConnectionStop;
 use crate::session::NbdSession;
 use crate::wire::Errno;
 use crate::wire::reply::{MAX_HEADER_BYTES, put_data, put_error, put_simple, put_status};
@@ -75,8 +76,8 @@ pub(crate) struct NbdConnection {
     pub(crate) drain: Drain,
     /// Signaled when the device cannot be reached: no request starts any more.
     pub(crate) lost: Drain,
-    /// This connection among the ended ones of its export, from before its client can see the end.
-    ended: RefCell<Option<WaitGroupPart>>,
+    /// Begun before the server ends the stream: no request starts any more.
+    pub(crate) stop: ConnectionStop,
     begun: Instant,
     /// Signaled when another connection takes over: no request starts any more.
     pub(crate) replaced: Option<Drain>,
@@ -100,6 +101,7 @@ impl NbdConnection {
         receives: Rc<Cell<u64>>,
         drain: Drain,
         replaced: Option<Drain>,
+        stop: ConnectionStop,
     ) -> NbdConnection {
         let progress = Rc::new(Notify::new());
         let stream = socket.stream().clone();
@@ -117,7 +119,7 @@ impl NbdConnection {
             ended_flow: RefCell::default(),
             drain,
             lost: Drain::new(),
-            ended: RefCell::default(),
+            stop,
             begun: time::now(),
             replaced,
             receiving_part: Cell::new(false),
@@ -201,15 +203,18 @@ impl NbdConnection {
         self.share.admits(all)
     }
 
-    /// Waits until `part` admits a number of bytes, and counts them.
+    /// Waits until `part` admits a number of bytes, and counts them. The limits do not hold for a
+    /// connection that [`NbdConnection::must_stop`].
     async fn admitted(&self, part: impl Fn() -> Option<usize>) -> usize {
-        let part = || if self.tx.is_closed() { Some(0) } else { part() };
+        let is_over = || self.tx.is_closed() || self.stop.has_begun();
+        let part = || if is_over() { Some(0) } else { part() };
         let bytes = match part() {
             Some(bytes) => bytes,
             None => {
                 self.awaits_room.set(true);
                 self.watch();
-                let bytes = self.progress.wait_for(part).await;
+                let room = self.progress.wait_for(part);
+                let bytes = self.stop.unless_begun(room).await.unwrap_or(0);
                 self.awaits_room.set(false);
                 bytes
             }
@@ -299,10 +304,21 @@ impl NbdConnection {
     /// Why no request starts any more, if so. The client sends the request again on its next
     /// connection: an error reply would be final for most clients, which fail it to their users.
     pub(crate) fn is_ending(&self) -> Option<DisconnectReason> {
-        match (self.drain.has_begun(), self.lost.has_begun()) {
-            (true, _) => Some(DisconnectReason::Drained),
-            (_, true) => Some(DisconnectReason::Unreachable),
-            _ => None,
+        self.drain.has_begun().then_some(DisconnectReason::Drained).or_else(|| self.must_stop())
+    }
+
+    /// Why not even a request starts that was admitted now, if so: its client is gone, or has to
+    /// go.
+    pub(crate) fn must_stop(&self) -> Option<DisconnectReason> {
+        if self.is_replaced() {
+            Some(DisconnectReason::Replaced)
+        } else if self.lost.has_begun() {
+            Some(DisconnectReason::Unreachable)
+        } else if self.stop.has_begun() {
+            Some(DisconnectReason::Stopped)
+        } else {
+            // No reply can be sent.
+            self.tx.is_closed().then_some(DisconnectReason::CutShort)
         }
     }
 
@@ -311,7 +327,7 @@ impl NbdConnection {
         // Calls that only wait give up when their client is gone, with the same error.
         if self.ended_flow.borrow().is_none() && !self.lost.has_begun() {
             self.session.export.reach.lost();
-            self.part_as_ended();
+            self.stop.part_as_ended();
             self.lost.begin();
         }
     }
@@ -322,17 +338,6 @@ impl NbdConnection {
         self.abandon(bytes);
         // A drain is otherwise woken by the end of a send, and there may be none.
         self.progress.notify();
-    }
-
-    /// Counts the connection among the ended ones of its export, until it is dropped.
-    pub(crate) fn part_as_ended(&self) {
-        let part = || self.session.export.ended_connections.part();
-        self.ended.borrow_mut().get_or_insert_with(part);
-    }
-
-    /// All calls have ended: new connections of the client may start.
-    pub(crate) fn release_successors(&self) {
-        self.ended.take();
     }
 
     /// Waits before the end of a lost connection that has just begun: some clients connect again
@@ -357,7 +362,7 @@ impl NbdConnection {
     pub(crate) async fn run_sender(&self) {
         if self.tx.run().await.is_err() {
             // Also ends the receiver.
-            self.stream.shutdown();
+            self.stop.shutdown();
         }
         self.sender_ended.set(true);
         self.progress.notify();

@@ -233,7 +233,7 @@ pub(crate) async fn read_in_order(
             return Ok(());
         }
         part = connection.admit_part((end - offset) as usize).await;
-        if connection.tx.is_closed() {
+        if connection.must_stop().is_some() {
             connection.abandon(part);
             return Ok(());
         }

@@ -19,6 +19,7 @@ mod execute;
 mod partial;
 mod receiver;
 mod refusal_counts;
+mod stop;
 mod tls;
 mod watchdog;
 
@@ -51,6 +52,7 @@ use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
 use connection::NbdConnection;
 use refusal_counts::RefusalCounts;
+use stop::ConnectionStop;
 use tls::ConnectionTls;
 
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,9 @@ pub enum DisconnectReason {
     /// Too many negotiations of its address are in progress.
     #[error("too many negotiations of this address are in progress")]
     Busy,
+    /// Its key was withdrawn, or the clients of its export are disconnected.
+    #[error("the server ended the connection")]
+    Stopped,
     /// The device of the export could not be reached; requests in flight have no reply.
     #[error("the device cannot be reached")]
     Unreachable,
@@ -240,7 +245,8 @@ impl NbdServer {
         if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
             tracing::debug!("cannot enable TCP keep alive: {error}");
         }
-        let tls = ConnectionTls::new(tls);
+        let stop = ConnectionStop::new(stream.clone());
+        let tls = ConnectionTls::new(tls, stop.clone());
         let mut socket = Socket::from(stream.clone());
         let mut rx = Rx::new(socket.clone());
         let negotiation = async {
@@ -265,7 +271,7 @@ impl NbdServer {
         };
         let outcome = match self.drain.unless_begun(negotiation).await {
             Some(Ok((session, owner))) => {
-                return self.transmit(socket, session, owner, rx).await;
+                return self.transmit(socket, session, owner, (rx, stop)).await;
             }
             Some(Err(outcome)) => outcome,
             None => DisconnectReason::Drained,
@@ -340,12 +346,12 @@ impl NbdServer {
         socket: Socket,
         session: NbdSession,
         owner: Option<LinkOwner>,
-        mut rx: Rx,
+        (mut rx, stop): (Rx, ConnectionStop),
     ) -> DisconnectReason {
         let stream = socket.stream().clone();
         let export = session.export.name.clone();
         let attached = AttachedClient { export, peer: stream.peer() };
-        let _entry = self.attached.enter(attached, stream.clone());
+        let _entry = self.attached.enter(attached, stop.clone());
         // It may have been removed during the negotiation, when nothing disconnected this client.
         if !self.exports.is_current(&session.export) {
             stream.shutdown();
@@ -356,6 +362,7 @@ impl NbdServer {
             stream.shutdown();
             return DisconnectReason::Suspended;
         }
+        stop.begin_transmission(&session.export);
         let share = self.shares().join(Protocol::Nbd, &stream.peer());
         let connection = Rc::new(NbdConnection::new(
             socket,
@@ -364,6 +371,7 @@ impl NbdServer {
             rx.receives(),
             self.drain.clone(),
             owner.as_ref().map(|owner| owner.stop.clone()),
+            stop.clone(),
         ));
         let sending = connection.clone();
         let mut sender = spawn(async move { sending.run_sender().await }).abort_on_drop();
@@ -372,12 +380,13 @@ impl NbdServer {
         let attending = connection.clone();
         let mut stalled = spawn(async move {
             attending.attend_share().await;
+            attending.stop.begin();
             // Discard the kernel's unsent data too.
             attending.stream.abort();
         })
         .abort_on_drop();
         let end = receiver::receive(&connection, &mut rx).await;
-        connection.part_as_ended();
+        stop.part_as_ended();
         // Frees receive memory early.
         drop(rx);
         if connection.lost.has_begun() {
@@ -385,7 +394,7 @@ impl NbdServer {
         }
         connection.finish(&end).await;
         let _ = sender.handle().await;
-        connection.release_successors();
+        stop.release();
         drop(owner);
         if stalled.handle().is_finished() {
             return DisconnectReason::Stalled;

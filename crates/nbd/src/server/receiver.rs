@@ -92,15 +92,19 @@ async fn take(
         Ok(action) => {
             connection.admit().await;
             let job = AdmittedRequest { cookie: request.cookie, budget: 0, whole: None };
-            if connection.is_replaced() {
+            if let Some(end) = connection.must_stop() {
                 connection.abandon(0);
-                return Err(DisconnectReason::Replaced);
+                return Err(end);
             }
             execute::start(connection, job, action);
             Ok(())
         }
         Err(error) => {
             connection.admit().await;
+            if let Some(end) = connection.must_stop() {
+                connection.abandon(0);
+                return Err(end);
+            }
             let skipped = skip(connection, rx, request.payload_bytes() as usize).await;
             connection.reply(request.cookie, ReplyBody::Failed(error), 0);
             Ok(skipped?)
@@ -133,14 +137,9 @@ async fn read(
             true => connection.admit_whole(left).await,
             false => connection.admit_part(left).await,
         };
-        if connection.is_replaced() {
+        if let Some(end) = connection.must_stop() {
             connection.abandon(admitted);
-            return Err(DisconnectReason::Replaced);
-        }
-        // The reply could not be sent, and the budget is no longer enforced.
-        if connection.tx.is_closed() || connection.lost.has_begun() {
-            connection.abandon(admitted);
-            return Ok(());
+            return Err(end);
         }
         let part = admitted_part(connection, offset, admitted, left);
         connection.abandon_bytes(admitted - part);
@@ -173,11 +172,9 @@ async fn write(
     while offset < end {
         let left = (end - offset) as usize;
         let admitted = connection.admit_part(left).await;
-        if connection.tx.is_closed() || connection.lost.has_begun() {
+        if let Some(end) = connection.must_stop() {
             connection.abandon(admitted);
-            let is_lost = connection.lost.has_begun();
-            let unreachable = is_lost.then_some(DisconnectReason::Unreachable);
-            return Err(unreachable.unwrap_or(DisconnectReason::CutShort));
+            return Err(end);
         }
         let part = admitted_part(connection, offset, admitted, left);
         connection.abandon_bytes(admitted - part);
@@ -186,12 +183,15 @@ async fn write(
         }
         let received = payload(connection, rx, part).await;
         rx.expect(predictor.observe(shape(connection, part)));
-        if received.is_err() || connection.is_replaced() {
+        let stopped = connection.must_stop();
+        if received.is_err() || stopped.is_some() {
             connection.abandon(part);
         }
         let job = AdmittedRequest { cookie, budget: part, whole: whole.clone() };
+        if let Some(end) = stopped {
+            return Err(end);
+        }
         match received? {
-            _ if connection.is_replaced() => return Err(DisconnectReason::Replaced),
             Some(data) => execute::write(connection, job, offset, fua, data),
             None => job.answer(connection, Ok(ReplyBody::Failed(Errno::NOMEM))),
         }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_runtime::net::{Socket, Stream};
+use flagstone_runtime::net::Socket;
 use flagstone_runtime::tls::{PeerIdentity, PskChoice, PskServer, TlsServer};
 use flagstone_transport::{
     HandshakeAdmission, InFlight, Psk, PskKeys, Rx, SharedDelays, failure_kind, proven_psk,
@@ -17,6 +17,7 @@ use flagstone_transport::{
 use parking_lot::{Mutex, RwLock};
 
 use super::DisconnectReason;
+use super::stop::ConnectionStop;
 use crate::handshake::{HandshakeError, Security};
 use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
 
@@ -59,7 +60,7 @@ impl std::fmt::Debug for NbdTlsKeys {
 /// Connections whose clients have proven a pre-shared key.
 #[derive(Debug, Default)]
 struct Sessions {
-    open: BTreeMap<u64, (Psk, Stream)>,
+    open: BTreeMap<u64, (Psk, ConnectionStop)>,
     next: u64,
 }
 
@@ -104,16 +105,17 @@ impl NbdTls {
         let sessions = self.sessions.lock();
         let withdrawn = sessions.open.values().filter(|(psk, _)| !keys.has(psk));
         withdrawn
-            .map(|(psk, stream)| {
+            .map(|(psk, stop)| {
                 let client = String::from_utf8_lossy(&psk.identity);
-                tracing::warn!(peer = %stream.peer(), ?client, "closing: its key was withdrawn");
-                stream.shutdown();
+                let peer = stop.stream().peer();
+                tracing::warn!(%peer, ?client, "closing: its key was withdrawn");
+                stop.shutdown();
             })
             .count()
     }
 
     /// Registers a connection, unless its key was withdrawn meanwhile.
-    fn register(&self, psk: Psk, stream: Stream) -> Option<Session> {
+    fn register(&self, psk: Psk, stop: ConnectionStop) -> Option<Session> {
         let mut sessions = self.sessions.lock();
         // Under the lock: keys that are replaced later find the connection here.
         if !self.keys.read().has(&psk) {
@@ -121,7 +123,7 @@ impl NbdTls {
         }
         let id = sessions.next;
         sessions.next += 1;
-        sessions.open.insert(id, (psk, stream));
+        sessions.open.insert(id, (psk, stop));
         Some(Session { id, sessions: self.sessions.clone() })
     }
 }
@@ -129,12 +131,13 @@ impl NbdTls {
 /// TLS of one connection, as long as it lasts.
 pub(super) struct ConnectionTls {
     listener: Option<NbdTls>,
+    stop: ConnectionStop,
     session: RefCell<Option<Session>>,
 }
 
 impl ConnectionTls {
-    pub(super) fn new(listener: Option<NbdTls>) -> ConnectionTls {
-        ConnectionTls { listener, session: RefCell::default() }
+    pub(super) fn new(listener: Option<NbdTls>, stop: ConnectionStop) -> ConnectionTls {
+        ConnectionTls { listener, stop, session: RefCell::default() }
     }
 
     pub(super) fn security(&self) -> Security {
@@ -203,7 +206,7 @@ pub(super) async fn begin(
         PeerIdentity::Anonymous => Vec::new(),
     };
     if let Some(psk) = chooser.and_then(|chooser| chooser.proven.lock().take()) {
-        let session = tls.register(psk, socket.stream().clone());
+        let session = tls.register(psk, connection.stop.clone());
         let session = session.ok_or_else(|| failed("the client's key was withdrawn".to_owned()))?;
         connection.session.replace(Some(session));
     }

@@ -42,6 +42,7 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, timeout: Duration) -> D
         _ => {}
     }
     // At its limits, the receiver does not notice that the stream has ended.
+    connection.stop.begin();
     connection.end_flow();
     if matches!(verdict, DisconnectReason::TimedOut) {
         // Discard the kernel's unsent data too.
