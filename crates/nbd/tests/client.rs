@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::blocking_device::BlockingDevice;
 use common::{
     Running, any_port, leaves_nothing, memory, on_each_driver, on_each_real_driver, until,
 };
@@ -39,6 +40,28 @@ fn client_and_server_conform_over_tcp() {
         for block_bytes in [512, 4096] {
             conforms(&any_port(), block_bytes, Options::quick(1)).await;
         }
+    });
+}
+
+/// Regression: a flush on another connection was acknowledged although the server had lost the
+/// write, and the connection of the write had not noticed.
+#[test]
+fn flush_covers_connections_with_unflushed_writes() {
+    on_each_real_driver(async || {
+        let (device, calls) = BlockingDevice::wrap(memory(1 << 20, 512));
+        let server = Running::with(device);
+        let device = connect(&server.address).await;
+        let writer = device.clone();
+        let cores = flagstone_runtime::cores();
+        let written = cores[1].call(move || async move {
+            writer.write(0, Buf::copy_of(&[1; 512]).unwrap(), false).await
+        });
+        assert_eq!(written.await.unwrap(), Ok(()));
+        device.flush().await.unwrap();
+        assert_eq!(calls.begun(), 3, "one write, and the flushes of two connections");
+        // Nothing is unflushed.
+        device.flush().await.unwrap();
+        assert_eq!(calls.begun(), 4);
     });
 }
 

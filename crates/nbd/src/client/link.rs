@@ -21,7 +21,7 @@ use flagstone_transport::Tx;
 
 use crate::client::replies;
 use crate::client::slots::{RequestData, RequestResult, RequestSlots};
-use crate::client::target::{EstablishedConnection, RemoteExport};
+use crate::client::target::{EstablishedConnection, LinkWrites, RemoteExport};
 use crate::limits::{CLIENT_WINDOW, RECONNECT_MAX, RECONNECT_MIN, SEND_BYTES, TICK};
 use crate::wire::link::LinkId;
 use crate::wire::request::{Cookie, NbdRequest, command};
@@ -29,6 +29,7 @@ use crate::wire::request::{Cookie, NbdRequest, command};
 /// Reconnecting link of one core.
 pub(crate) struct ServerLink {
     pub(crate) target: Arc<RemoteExport>,
+    pub(crate) writes: Arc<LinkWrites>,
     id: LinkId,
     pub(crate) slots: RefCell<RequestSlots>,
     /// Requests are queued, the window opened, a send has ended, or the device was closed.
@@ -52,6 +53,7 @@ impl ServerLink {
         first: Option<EstablishedConnection>,
     ) -> Rc<ServerLink> {
         let link = Rc::new(ServerLink {
+            writes: target.link_writes(),
             target,
             id,
             slots: RefCell::default(),

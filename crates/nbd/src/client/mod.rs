@@ -17,7 +17,8 @@
 //! connection is lost while such writes exist, the next flush fails with [`IoError::Poisoned`], and
 //! so does every later call until the device is reopened. [`ClientOptions::server_is_durable`]
 //! disables this for servers that never lose answered writes. A server without FLUSH is assumed to
-//! be one.
+//! be one. A flush is sent on every connection with such writes, so that a lost one is noticed
+//! before the flush succeeds.
 
 mod coverage;
 mod link;
@@ -33,7 +34,9 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Extent, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn_detached};
+use flagstone_runtime::{
+    Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn, spawn_detached,
+};
 
 pub use negotiate::NegotiationError;
 pub use target::{ClientOptions, ConnectError};
@@ -251,16 +254,31 @@ impl Inner {
         if !self.target.info.has(flag::SEND_FLUSH) {
             return IoFuture::ready(Ok(()));
         }
-        let covers = match self.target.begin_flush() {
-            Ok(covers) => covers,
+        let flushed = match self.target.begin_flush() {
+            Ok(flushed) => flushed,
             Err(error) => return IoFuture::ready(Err(error)),
         };
-        let outcome = self.submit(command::FLUSH, 0, (0, 0), RequestData::Nothing);
+        let own = self.flush_link();
+        let here = flagstone_runtime::core_index();
+        let cores = flagstone_runtime::cores();
+        let others = flushed.cores().filter(|core| *core != here);
+        let flush = |core: usize| relay::command(self, &cores[core], Inner::flush_link);
+        let others = others.map(|core| spawn(flush(core)));
+        let others: Vec<_> = others.collect();
         let inner = self.clone();
         IoFuture::later(async move {
-            let result = outcome.await.map(drop);
-            inner.target.end_flush(covers, result)
+            let mut result = own.await;
+            for other in others {
+                result = other.await.unwrap_or(Err(IoError::Unreachable)).and(result);
+            }
+            inner.target.end_flush(flushed, result)
         })
+    }
+
+    /// Sends a flush on the connection of this core.
+    fn flush_link(self: &Arc<Self>) -> IoFuture<()> {
+        let outcome = self.submit(command::FLUSH, 0, (0, 0), RequestData::Nothing);
+        IoFuture::later(async move { outcome.await.map(drop) })
     }
 
     /// Sends a command without payload on a range of any length, in pieces.

@@ -259,7 +259,7 @@ fn finish(link: &ServerLink, cookie: Cookie) -> Result<(), ReplyError> {
     let writes = matches!(request.command, command::WRITE | command::WRITE_ZEROES);
     if writes && result.is_ok() && !request.has(command_flag::FUA) {
         // Counted here, because the connection may break before the caller learns the outcome.
-        link.target.write_answered();
+        link.writes.answered();
     }
     slots.finish(cookie, result);
     link.answers.set(link.answers.get().wrapping_add(1));

@@ -1,5 +1,6 @@
 //! Remote export shared by all cores: address, properties, and durability of its writes.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use flagstone_runtime::net::{Address, Socket, Stream, may_pass};
 use flagstone_runtime::tls::TlsFailure;
 use flagstone_runtime::{Buf, time};
 use flagstone_transport::Rx;
+use parking_lot::Mutex;
 
 use crate::client::negotiate::{Negotiation, NegotiationError, NegotiationStep, ServerInfo};
 use crate::client::tls::NbdTlsClient;
@@ -86,6 +88,37 @@ pub(crate) struct EstablishedConnection {
     pub(crate) info: ServerInfo,
 }
 
+/// Writes of a core's link that were answered without being durable.
+#[derive(Debug)]
+pub(crate) struct LinkWrites {
+    pub(crate) core: usize,
+    answered: AtomicU64,
+    /// How many of them are durable: a flush that began after their replies has succeeded.
+    durable: AtomicU64,
+}
+
+impl LinkWrites {
+    /// Counts an answered write that is not durable yet.
+    pub(crate) fn answered(&self) {
+        self.answered.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn are_durable(&self) -> bool {
+        self.durable.load(Ordering::Acquire) >= self.answered.load(Ordering::Acquire)
+    }
+}
+
+/// Answered writes that a flush makes durable: links, and the number of their answers.
+#[derive(Debug)]
+pub(crate) struct FlushedWrites(Vec<(Arc<LinkWrites>, u64)>);
+
+impl FlushedWrites {
+    /// Cores whose links have such writes.
+    pub(crate) fn cores(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|(writes, _)| writes.core)
+    }
+}
+
 /// Remote export, shared by all cores.
 #[derive(Debug)]
 pub(crate) struct RemoteExport {
@@ -96,10 +129,8 @@ pub(crate) struct RemoteExport {
     pub(crate) info: ServerInfo,
     /// The device was dropped.
     pub(crate) closing: Drain,
-    /// Number of writes that were answered without being durable.
-    answered: AtomicU64,
-    /// How many of them are durable: a flush that began after their replies has succeeded.
-    durable: AtomicU64,
+    /// Of every link: at most one of each core.
+    writes: Mutex<Vec<Arc<LinkWrites>>>,
     /// A connection was lost while some writes were not durable.
     lost: AtomicBool,
     /// A flush has failed.
@@ -124,8 +155,7 @@ impl RemoteExport {
             tls,
             info: established.info,
             closing: Drain::new(),
-            answered: AtomicU64::new(0),
-            durable: AtomicU64::new(0),
+            writes: Mutex::default(),
             lost: AtomicBool::new(false),
             poisoned: AtomicBool::new(false),
         };
@@ -151,34 +181,46 @@ impl RemoteExport {
         if self.poisoned.load(Ordering::Acquire) { Err(IoError::Poisoned) } else { Ok(()) }
     }
 
-    /// Counts an answered write that is not durable yet.
-    pub(crate) fn write_answered(&self) {
-        self.answered.fetch_add(1, Ordering::AcqRel);
+    /// The writes of this core's link.
+    pub(crate) fn link_writes(&self) -> Arc<LinkWrites> {
+        let core = flagstone_runtime::core_index();
+        let mut writes = self.writes.lock();
+        if let Some(known) = writes.iter().find(|known| known.core == core) {
+            return known.clone();
+        }
+        let (answered, durable) = (AtomicU64::new(0), AtomicU64::new(0));
+        let new = Arc::new(LinkWrites { core, answered, durable });
+        writes.push(new.clone());
+        new
     }
 
     /// Records an unexpected disconnect. If the server crashed, answered writes may be lost.
     pub(crate) fn connection_lost(&self) {
         let volatile = self.info.has(transmission_flag::SEND_FLUSH);
-        let unsafe_writes =
-            self.durable.load(Ordering::Acquire) < self.answered.load(Ordering::Acquire);
+        let unsafe_writes = self.writes.lock().iter().any(|writes| !writes.are_durable());
         if volatile && unsafe_writes && !self.options.server_is_durable {
             self.lost.store(true, Ordering::Release);
         }
     }
 
-    /// Called before a flush: the number of writes that it makes durable.
-    pub(crate) fn begin_flush(&self) -> Result<u64, IoError> {
+    /// Called before a flush: the writes that it makes durable. Each of their links has to flush:
+    /// an answer on its connection proves that the server still has its writes. A server that lost
+    /// them in a crash may answer on another connection, made since.
+    pub(crate) fn begin_flush(&self) -> Result<FlushedWrites, IoError> {
         self.check()?;
         if self.lost.load(Ordering::Acquire) {
             return Err(self.poison(IoError::Poisoned));
         }
-        Ok(self.answered.load(Ordering::Acquire))
+        let writes = self.writes.lock();
+        let open = writes.iter().filter(|writes| !writes.are_durable());
+        let counted = open.map(|one| (one.clone(), one.answered.load(Ordering::Acquire)));
+        Ok(FlushedWrites(counted.collect()))
     }
 
-    /// Called after a flush with the count of [`RemoteExport::begin_flush`].
+    /// Called after a flush with the writes of [`RemoteExport::begin_flush`].
     pub(crate) fn end_flush(
         &self,
-        covers: u64,
+        flushed: FlushedWrites,
         result: Result<(), IoError>,
     ) -> Result<(), IoError> {
         match result {
@@ -190,7 +232,9 @@ impl RemoteExport {
         if self.lost.load(Ordering::Acquire) {
             return Err(self.poison(IoError::Poisoned));
         }
-        self.durable.fetch_max(covers, Ordering::AcqRel);
+        for (writes, covers) in flushed.0 {
+            writes.durable.fetch_max(covers, Ordering::AcqRel);
+        }
         Ok(())
     }
 
