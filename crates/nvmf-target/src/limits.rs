@@ -147,6 +147,10 @@ pub(crate) const KEEP_ALIVE_LOOKS: u32 = 4;
 /// controllers are ready immediately.
 pub(crate) const READY_TIMEOUT_500MS: u8 = 20;
 
+/// Largest send, in bytes. Progress is observed once per send: a host that reads faster than this
+/// in half a second is never stalled.
+pub(crate) const SEND_BYTES: usize = 1 << 20;
+
 /// Longest ANA transition, in seconds (ANATT).
 pub(crate) const ANA_TRANSITION_S: u8 = 10;
 

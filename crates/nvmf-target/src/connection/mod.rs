@@ -52,7 +52,7 @@ use super::namespace::PENDING_ANA;
 use super::queue::{AdmissionPhase, CommandInFlight};
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{
-    ANSWERED_PERIOD, ANSWERED_TIMEOUT, HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD,
+    ANSWERED_PERIOD, ANSWERED_TIMEOUT, HOST_KEEP_ALIVE, SEND_BYTES, TX_ADMIN_BYTES, WATCHDOG_PERIOD,
 };
 pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
@@ -283,7 +283,7 @@ impl Connection {
             share: target.shares().join(Protocol::Nvme, &stream.peer()),
             drained: Cell::new(0),
             receives,
-            tx: Tx::new(socket, room.clone()),
+            tx: Tx::new(socket, room.clone()).with_send_limit(SEND_BYTES),
             stream,
             tls_host: None,
             tls_mode: TlsMode::Off,
