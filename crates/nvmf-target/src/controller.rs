@@ -400,7 +400,7 @@ impl Controller {
 
     /// Ends the readiness of the controller, and closes the queues from identifier `first` upward.
     /// Their commands in flight count as orphaned until their connections have finished.
-    fn cut_queues(&self, first: u16) {
+    pub(super) fn cut_queues(&self, first: u16) {
         let cut = {
             let mut queues = self.queues.lock();
             let cut = queues.split_off(&first);

@@ -347,7 +347,8 @@ impl Connection {
         self.give_up_waiting();
         self.end_flow();
         // The controller ends with its admin queue. No I/O queue of it may delay the commands in
-        // flight here.
+        // flight here, nor execute commands while the host connects again. A target that drains
+        // lets them end.
         self.with_controller(|controller, queue| {
             if queue.qid == 0 {
                 controller.end_vendor_sessions();
@@ -372,6 +373,9 @@ impl Connection {
                 self.tx.drained().await;
                 while rx.more().await.is_ok() {
                     rx.skip(rx.available());
+                }
+                if !self.target.is_draining() {
+                    controller.cut_queues(1);
                 }
             };
             let closed = time::timeout(TERMINATE_TIMEOUT, drained).await;
