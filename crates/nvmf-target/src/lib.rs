@@ -59,8 +59,10 @@ use flagstone_runtime::time;
 use flagstone_runtime::tls::{TlsConfigError, TlsServer};
 use parking_lot::Mutex;
 
-use crate::limits::{DRAIN_PERIOD, GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
-use flagstone_transport::{PskChooser, RefusalLog};
+use crate::limits::{
+    DRAIN_PERIOD, GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS, UNPROVEN_PER_SOURCE,
+};
+use flagstone_transport::{InFlight, PskChooser, RefusalLog};
 
 pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
@@ -150,6 +152,9 @@ pub struct Target {
     missing: Mutex<MissingSubsystems>,
     /// Refused Connects.
     refusals: RefusalLog,
+    /// Connections whose host has not proven that it may use volumes. One address has at most half
+    /// of all connections in this way, so that it leaves room for others.
+    unproven: Arc<InFlight>,
     handshakes: Arc<Handshakes>,
     authentication_refusals: RefusalLog,
     tls: Arc<TlsKeys>,
@@ -205,6 +210,9 @@ impl Target {
             .map_err(|_| ConfigError { field: "serial", expected: "printable" })?;
         let handshakes = Arc::<Handshakes>::default();
         let tls = Arc::new(TlsKeys::new(handshakes.delays()));
+        let connections = config.max_controllers as usize;
+        let per_source = UNPROVEN_PER_SOURCE.max(connections / 2);
+        let unproven = InFlight::new(usize::MAX, per_source);
         Ok(Arc::new(Target {
             config,
             served: Mutex::default(),
@@ -214,6 +222,7 @@ impl Target {
             draining: AtomicBool::new(false),
             missing: Mutex::default(),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
+            unproven,
             handshakes,
             authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),
             tls,

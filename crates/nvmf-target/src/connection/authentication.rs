@@ -316,6 +316,8 @@ impl Connection {
             }
             (ExchangeProgress::Authenticated, _) => {
                 exchange.handshake.succeed();
+                // Only hosts of volumes authenticate.
+                self.unproven.take();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
                 // The host reconnects with TLS, and sends no other command on this queue, even
                 // after an exchange without concatenation.

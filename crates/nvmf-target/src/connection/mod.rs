@@ -50,6 +50,7 @@ use flagstone_runtime::{spawn, sync, task, time};
 
 use super::namespace::PENDING_ANA;
 use super::queue::{AdmissionPhase, CommandInFlight};
+use super::subsystem::SubsystemKind;
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{
     ANSWERED_PERIOD, ANSWERED_TIMEOUT, HOST_KEEP_ALIVE, SEND_BYTES, TX_ADMIN_BYTES, WATCHDOG_PERIOD,
@@ -57,7 +58,7 @@ use crate::limits::{
 pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
-use flagstone_transport::{Rx, RxError, Tx, source_of_peer};
+use flagstone_transport::{InFlightPlace, Rx, RxError, Tx, source_of_peer};
 use fused::FusedFirst;
 use tls::TlsHost;
 use transfer::Transfers;
@@ -72,6 +73,8 @@ pub(crate) struct Connection {
     /// Encryption of the listener's connections.
     tls_mode: TlsMode,
     tx: Tx,
+    /// Its place among the connections whose host may not use volumes; `None` when it may.
+    unproven: RefCell<Option<InFlightPlace>>,
     encoder: Cell<Encoder>,
     session: RefCell<Option<QueueSession>>,
     /// The session's queue, which counts admitted commands for other cores to read.
@@ -240,11 +243,17 @@ pub async fn serve_listener(target: Arc<Target>, stream: Stream, mode: TlsMode) 
     if let Err(error) = stream.set_keep_alive(HOST_KEEP_ALIVE) {
         tracing::debug!(%peer, "cannot enable TCP keep alive: {error}");
     }
+    let Some(place) = target.unproven.begin(source_of_peer(&peer)) else {
+        let reason = "its address has too many connections that use no volume";
+        target.refusals.refused(&peer, b"", &reason);
+        return stream.shutdown();
+    };
     let Some((socket, tls_host, mut rx)) = tls::secure(&target, &stream, mode).await else {
         return stream.shutdown();
     };
     let connection = Connection::new(target, socket, rx.receives());
-    let connection = Rc::new(Connection { tls_host, tls_mode: mode, ..connection });
+    let unproven = RefCell::new(Some(place));
+    let connection = Rc::new(Connection { tls_host, tls_mode: mode, unproven, ..connection });
     let sender = {
         let connection = connection.clone();
         spawn(async move { connection.tx.run().await })
@@ -287,6 +296,7 @@ impl Connection {
             stream,
             tls_host: None,
             tls_mode: TlsMode::Off,
+            unproven: RefCell::default(),
             target,
             encoder: Cell::new(Encoder::new(Digests::default(), 0)),
             session: RefCell::new(None),
@@ -338,7 +348,19 @@ impl Connection {
             own: RefCell::default(),
             _tasks: tasks,
         };
+        let is_proven = session.authentication.is_open();
         *self.session.borrow_mut() = Some(session);
+        if is_proven {
+            self.may_use_volumes();
+        }
+    }
+
+    /// The host has proven what it must. Discovery proves nothing.
+    fn may_use_volumes(&self) {
+        let kind = self.with_controller(|controller, _| controller.subsystem.kind);
+        if kind == Some(SubsystemKind::Io) {
+            self.unproven.take();
+        }
     }
 
     /// Ends in order: awaits in-flight commands, and sends their completions if the peer reads
@@ -352,6 +374,9 @@ impl Connection {
         self.with_controller(|controller, queue| {
             if queue.qid == 0 {
                 controller.end_vendor_sessions();
+                if !self.target.is_draining() {
+                    controller.cut_queues(1);
+                }
             }
         });
         if let ConnectionEnd::Violation { fatal, offending } = &end {
@@ -373,9 +398,6 @@ impl Connection {
                 self.tx.drained().await;
                 while rx.more().await.is_ok() {
                     rx.skip(rx.available());
-                }
-                if !self.target.is_draining() {
-                    controller.cut_queues(1);
                 }
             };
             let closed = time::timeout(TERMINATE_TIMEOUT, drained).await;

@@ -12,6 +12,7 @@ use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::log::LogId;
 use flagstone_nvme::property::{Configuration, shutdown, shutdown_status};
 use flagstone_nvme::{Nqn, Sqe, Status};
+use flagstone_nvmf_target::TargetConfig;
 use flagstone_runtime::time;
 
 use crate::memory;
@@ -19,6 +20,23 @@ use crate::support::client::enabled;
 use crate::support::{
     Client, Host, Options, Server, eventually, in_simulation, on_each_driver, pattern, subsystem,
 };
+
+/// Regression: an address could take all connections without a key, with discovery or silence.
+#[test]
+fn address_without_volume_leaves_connections_to_others() {
+    on_each_driver(async || {
+        let server = Server::with(TargetConfig { max_controllers: 40, ..TargetConfig::default() });
+        let host = Host::attach(&server, &Options::default()).await;
+        let mut idle = Vec::new();
+        for _ in 0..32 {
+            idle.push(Client::open(&server).await);
+        }
+        Client::open(&server).await.closed().await;
+        // The host of a volume does not count.
+        drop((host, idle));
+        server.is_quiet().await;
+    });
+}
 
 #[test]
 fn namespace_changes_are_announced() {
