@@ -188,11 +188,11 @@ pub(crate) fn connect(
         {
             target.handshakes.failed(source, reason);
         }
-    // The allow-list may have changed before the controller was registered.
-    if qid == 0 && !needs_keys && subsystem.requires_authentication() {
-        controller.destroy("hosts need keys now");
-        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
-    }
+        // The allow-list may have changed before the controller was registered.
+        if qid == 0 && !needs_keys && subsystem.requires_authentication() {
+            controller.destroy("hosts need keys now");
+            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+        }
         if qid == 0 {
             controller.destroy("its admin queue was refused");
         }
