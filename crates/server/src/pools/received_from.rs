@@ -53,12 +53,29 @@ impl ReceivedFrom {
         properties.get(RECEIVED_FROM_KEY)?.parse().ok()
     }
 
-    /// The record after a stream. `None` if the origin of its base is not known.
+    /// Number of the stream's base, 0 without one, if it is of the pool of the record. The snapshot
+    /// of a mirrored volume is in the pools of all nodes, each with another number.
+    fn base_number(&self, stream: &StreamId) -> Option<u32> {
+        let (first, number) = halves(stream);
+        let base = first ^ self.pool;
+        // Numbers count up, and those of pools are random.
+        let is_possible = match stream.base {
+            None => base == 0,
+            Some(_) => (1..number).contains(&base),
+        };
+        is_possible.then_some(base)
+    }
+
+    /// The record after a stream. `None` if the pool of its base is not known.
     fn after(stream: &StreamId, before: Option<ReceivedFrom>) -> Option<ReceivedFrom> {
         let (first, number) = halves(stream);
         let pool = match stream.base {
             None => first,
-            Some(base) => before.filter(|before| before.snapshot == base)?.pool,
+            Some(base) => {
+                let before = before.filter(|before| before.snapshot == base)?;
+                before.base_number(stream)?;
+                before.pool
+            }
         };
         Some(ReceivedFrom { snapshot: stream.snapshot, pool, number })
     }
@@ -72,21 +89,20 @@ impl ReceivedFrom {
         }
     }
 
-    /// Checks that a stream of the recorded snapshot, or based on it, is of the same volume.
+    /// Checks that a stream of the recorded snapshot, or based on it, is of the same volume. Streams
+    /// of another pool pass.
     ///
     /// # Errors
     /// The contradiction.
     pub(super) fn check(&self, stream: &StreamId) -> Result<(), &'static str> {
-        let (first, number) = halves(stream);
-        if self.snapshot == stream.snapshot
-            && (number != self.number || (stream.base.is_none() && first != self.pool))
-        {
+        let Some(base) = self.base_number(stream) else { return Ok(()) };
+        if self.snapshot == stream.snapshot && halves(stream).1 != self.number {
             return Err(
                 "it has a snapshot of another volume that was taken together with that of \
                         the stream: receive the stream under another name",
             );
         }
-        if stream.base == Some(self.snapshot) && first != self.pool ^ self.number {
+        if stream.base == Some(self.snapshot) && base != self.number {
             return Err(
                 "the base of the stream is of another volume, and was taken together with \
                         the snapshot that this one has: send the difference from that one",
@@ -100,11 +116,15 @@ impl ReceivedFrom {
 mod tests {
     use super::*;
 
-    const POOL: u32 = 0xf00d;
+    const POOL: u32 = 0xbead_f00d;
 
     /// Stream of the snapshot `id` with this number, as a pool sends it.
     fn stream(id: u8, number: u32, base: Option<(u8, u32)>) -> StreamId {
-        let first = POOL ^ base.map_or(0, |(_, number)| number);
+        stream_of(POOL, id, number, base)
+    }
+
+    fn stream_of(pool: u32, id: u8, number: u32, base: Option<(u8, u32)>) -> StreamId {
+        let first = pool ^ base.map_or(0, |(_, number)| number);
         StreamId {
             snapshot: PoolId([id; 16]),
             source: u64::from(first) | u64::from(number) << 32,
@@ -135,6 +155,18 @@ mod tests {
         assert_eq!(second.check(&stream(3, 5, Some((2, 3)))), Ok(()));
         assert!(second.check(&stream(3, 6, Some((2, 4)))).is_err());
         assert!(second.check(&log[1]).is_err());
+    }
+
+    /// After a failover, the other node sends: its snapshots have the same UUIDs and other numbers.
+    #[test]
+    fn streams_of_the_other_node_pass() {
+        let first = ReceivedFrom::of(&after(&[stream(1, 1, None)])).expect("a record");
+        let other = 0x1234_5678;
+        assert_eq!(first.check(&stream_of(other, 1, 7, None)), Ok(()), "repeated");
+        let next = stream_of(other, 2, 8, Some((1, 7)));
+        assert_eq!(first.check(&next), Ok(()));
+        let properties = after(&[stream(1, 1, None), next]);
+        assert_eq!(ReceivedFrom::of(&properties), None, "the pool of the base is not known");
     }
 
     #[test]
