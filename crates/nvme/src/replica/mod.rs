@@ -18,11 +18,13 @@ pub mod compressed;
 pub mod order;
 pub mod reply;
 pub mod request;
+pub mod snapshot;
 
 pub use compressed::{Codec, CompressedWrite};
 pub use order::{OrderedWrite, OrderedZeroes, WritePosition};
 pub use reply::{IdentifyError, IdentifyReplica, ReplicaRefusal, WireRole};
 pub use request::{Ancestors, Attach, LossPermission, ReplicaRequest, StateChange};
+pub use snapshot::{Snapshot, SnapshotAction, SnapshotCommand};
 
 /// Data of Replica Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 512;
@@ -42,6 +44,12 @@ pub const CHECKSUMS: usize = (CHECK_BYTES / CHECK_UNIT_MIN_BYTES as u64) as usiz
 pub const CHECK_BYTES: u64 = 1 << 20;
 /// Smallest part with a separate checksum, in bytes.
 pub const CHECK_UNIT_MIN_BYTES: u32 = 4096;
+/// Longest name of a snapshot, in bytes.
+pub const SNAPSHOT_NAME_BYTES: usize = 128;
+/// Data of Replica Snapshot, in bytes.
+pub const SNAPSHOT_BYTES: usize = 16 + SNAPSHOT_NAME_BYTES;
+/// Snapshots in one page of Replica Snapshots.
+pub const SNAPSHOTS_PER_PAGE: usize = DATA_MAX_BYTES / 16;
 /// Most data of any admin command, in bytes.
 pub const DATA_MAX_BYTES: usize = 4096;
 
@@ -86,6 +94,8 @@ opcodes! {
         REMOVE = 0xe8, "Replica Remove";
         JOIN_GROUP = 0xec, "Replica Join Group";
         RENEW = 0xf2, "Replica Renew";
+        SNAPSHOT = 0xf5, "Replica Snapshot";
+        SNAPSHOTS = 0xf6, "Replica Snapshots";
     }
 
     /// I/O opcodes of vendor specific commands.
@@ -117,7 +127,15 @@ mod tests {
             None,
             None,
             None,
+            None,
+            None,
+            None,
+            None,
+            ControllerToHost,
+            HostToController,
+            ControllerToHost,
         ];
+        assert_eq!(directions.len(), admin::ALL.len());
         for (opcode, direction) in admin::ALL.into_iter().zip(directions) {
             assert!(opcode.is_vendor_specific());
             assert_eq!(DataDirection::of(opcode.0), direction, "{opcode}");

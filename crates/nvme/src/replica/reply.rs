@@ -156,6 +156,10 @@ codes! {
         NOT_NOW = 0x09, "Not now";
         VERSION = 0x0a, "Version";
         GROUP = 0x0b, "Other consistency group";
+        NO_SNAPSHOTS = 0x0c, "No snapshots";
+        SNAPSHOT_EXISTS = 0x0d, "Snapshot exists";
+        SNAPSHOT_IN_USE = 0x0e, "Snapshot in use";
+        SNAPSHOT_FAILED = 0x0f, "Snapshot failed";
     }
 }
 

@@ -1,8 +1,9 @@
 //! Requests to a replica: admin commands, and the data of those with data.
 
+use super::snapshot::{Snapshot, SnapshotCommand};
 use super::{
     ANCESTORS, ANCESTORS_BYTES, ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES,
-    IDENTIFY_BYTES, admin,
+    DATA_MAX_BYTES, IDENTIFY_BYTES, SNAPSHOT_BYTES, admin,
 };
 use crate::command::Sqe;
 use crate::opcode::{AdminOpcode, DataDirection};
@@ -296,6 +297,18 @@ pub enum ReplicaRequest {
         /// The new generation; not none.
         generation: u64,
     },
+    /// An order on a snapshot of the replica.
+    Snapshot {
+        /// Its identifier and name.
+        snapshot: Snapshot,
+        /// What to do.
+        command: SnapshotCommand,
+    },
+    /// Requests the identifiers of the replica's snapshots.
+    Snapshots {
+        /// Number of the page, from 0.
+        page: u64,
+    },
     /// Requests that the replica discard its data.
     Discard {
         /// Last common generation, or none.
@@ -339,6 +352,8 @@ impl ReplicaRequest {
             ReplicaRequest::Remove { .. } => admin::REMOVE,
             ReplicaRequest::JoinGroup { .. } => admin::JOIN_GROUP,
             ReplicaRequest::Renew { .. } => admin::RENEW,
+            ReplicaRequest::Snapshot { .. } => admin::SNAPSHOT,
+            ReplicaRequest::Snapshots { .. } => admin::SNAPSHOTS,
             ReplicaRequest::Discard { .. } => admin::DISCARD,
         }
     }
@@ -348,6 +363,7 @@ impl ReplicaRequest {
         match *self {
             ReplicaRequest::Identify { .. } => IDENTIFY_BYTES,
             ReplicaRequest::Bitmap { .. } => BITMAP_BYTES,
+            ReplicaRequest::Snapshots { .. } => DATA_MAX_BYTES,
             ReplicaRequest::Renew { .. } => READINESS_BYTES,
             ReplicaRequest::Checksum { len, unit_bytes, .. } => {
                 len.div_ceil(unit_bytes) as usize * 8
@@ -361,6 +377,7 @@ impl ReplicaRequest {
         match opcode {
             admin::ATTACH => Some(ATTACH_BYTES),
             admin::ANCESTORS => Some(ANCESTORS_BYTES),
+            admin::SNAPSHOT => Some(SNAPSHOT_BYTES),
             other => admin::ALL.contains(&other).then_some(0),
         }
     }
@@ -370,6 +387,7 @@ impl ReplicaRequest {
         match self {
             ReplicaRequest::Attach { attach, .. } => attach.bytes(),
             ReplicaRequest::Ancestors(ancestors) => ancestors.bytes(),
+            ReplicaRequest::Snapshot { snapshot, .. } => snapshot.bytes(),
             _ => &[],
         }
     }
@@ -385,6 +403,7 @@ impl ReplicaRequest {
         match *self {
             ReplicaRequest::Identify { asker } => set(0, &asker),
             ReplicaRequest::Bitmap { page: number }
+            | ReplicaRequest::Snapshots { page: number }
             | ReplicaRequest::JoinGroup { session: number }
             | ReplicaRequest::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
@@ -417,6 +436,7 @@ impl ReplicaRequest {
                 set(16, &index.to_le_bytes());
                 set(18, &count.to_le_bytes());
             }
+            ReplicaRequest::Snapshot { command, .. } => set(0, &command.fields()),
             ReplicaRequest::Attach { revision, .. } => set(0, &revision.to_le_bytes()),
             ReplicaRequest::Ancestors(_) | ReplicaRequest::HandOver => {}
             ReplicaRequest::RunDegraded { lost: uuid, generation: number }
@@ -460,6 +480,13 @@ impl ReplicaRequest {
                     Ancestors::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
                 (ReplicaRequest::Ancestors(*ancestors), 0)
             }
+            admin::SNAPSHOT => {
+                let snapshot = Snapshot::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+                snapshot.check()?;
+                let command = SnapshotCommand::of(fields.0).ok_or(INVALID)?;
+                (ReplicaRequest::Snapshot { snapshot: *snapshot, command }, 24)
+            }
+            admin::SNAPSHOTS => (ReplicaRequest::Snapshots { page: fields.u64(0) }, 8),
             admin::BITMAP => (ReplicaRequest::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),

@@ -2,6 +2,8 @@
 //! refused.
 
 use super::*;
+use crate::replica::order::WritePosition;
+use crate::replica::snapshot::SnapshotAction;
 use proptest::prelude::*;
 
 fn any_offer() -> impl Strategy<Value = LossPermission> {
@@ -12,6 +14,16 @@ fn any_offer() -> impl Strategy<Value = LossPermission> {
         (1u64.., any::<u64>())
             .prop_map(|(revision, writer)| LossPermission::Recorded { revision, writer }),
     ]
+}
+
+fn any_snapshot_command() -> impl Strategy<Value = SnapshotCommand> {
+    let action = |code: u32| SnapshotAction::of(code).expect("it is known");
+    (1u32..=3, any::<Option<(u32, u128)>>()).prop_map(move |(code, order)| SnapshotCommand {
+        action: action(code),
+        order: order
+            .filter(|_| code == 2)
+            .map(|(number, concurrent)| WritePosition { number, concurrent }),
+    })
 }
 
 fn any_request() -> impl Strategy<Value = ReplicaRequest> {
@@ -64,6 +76,11 @@ fn any_request() -> impl Strategy<Value = ReplicaRequest> {
         (uuid(), any::<u64>()).prop_map(|(volume, epoch)| ReplicaRequest::Remove { volume, epoch }),
         (1u64..).prop_map(|session| ReplicaRequest::JoinGroup { session }),
         any::<(u64, u64)>().prop_map(|(base, expected)| ReplicaRequest::Discard { base, expected }),
+        (uuid(), "[a-zä.]{1,60}", any_snapshot_command()).prop_map(|(id, name, command)| {
+            let snapshot = Snapshot::new(id, &name).expect("it is short");
+            ReplicaRequest::Snapshot { snapshot, command }
+        }),
+        any::<u64>().prop_map(|page| ReplicaRequest::Snapshots { page }),
     ]
 }
 
@@ -101,6 +118,37 @@ fn bytes_match_document() {
     assert_eq!((command.cdw10.get(), command.cdw11.get()), (0, 2));
     assert_eq!((command.cdw12.get(), command.cdw13.get()), (8192, 4096));
     assert_eq!(command.data.data_bytes.get(), 16);
+}
+
+#[test]
+fn snapshot_bytes_match_document() {
+    let snapshot = Snapshot::new([3; 16], "ab").expect("it is short");
+    let order = Some(WritePosition { number: 5, concurrent: 1 << 127 | 2 });
+    let command = SnapshotCommand { action: SnapshotAction::Take, order };
+    let request = ReplicaRequest::Snapshot { snapshot, command };
+    let mut expected = [0; SNAPSHOT_BYTES];
+    expected[..16].fill(3);
+    expected[16..18].copy_from_slice(b"ab");
+    assert_eq!(request.data(), expected);
+    let command = request.command(1, 1);
+    assert_eq!((command.opcode, command.cdw10.get(), command.cdw11.get()), (0xf5, 0x102, 5));
+    assert_eq!((command.cdw12.get(), command.cdw15.get()), (2, 1 << 31));
+    let parse = |command: &Sqe, data: &[u8]| ReplicaRequest::parse(command, data);
+    assert_eq!(parse(&command, &expected), Ok(request));
+    for (at, value) in [(0, 1), (0, 3), (0, 4), (1, 2)] {
+        // An order for another action, unknown actions, and an order without its bit.
+        let mut bad = command;
+        bad.parameters_mut()[at] = value;
+        assert_eq!(parse(&bad, &expected), Err(INVALID), "{at} {value}");
+    }
+    // No identifier, no name, a gap in the name, and no UTF-8.
+    for (range, value) in [(0..16, 0), (16..18, 0), (20..21, b'c'), (17..18, 0xff)] {
+        let mut bad = expected;
+        bad[range.clone()].fill(value);
+        assert_eq!(parse(&command, &bad), Err(INVALID), "{range:?}");
+    }
+    let short = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+    assert_eq!(parse(&command, &expected[1..]), short);
 }
 
 #[test]
