@@ -11,6 +11,7 @@
 //! 6. [`group`]: volumes that share one order of writes and change their role together.
 //! 7. [`failover`]: the arbiter decides which node serves when the nodes lose contact.
 //! 8. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
+//! 9. [`snapshot`]: snapshots of all legs at one point of the order of writes.
 
 pub mod agree;
 pub mod failover;
@@ -26,6 +27,7 @@ mod named;
 pub mod ondisk;
 pub mod options;
 pub mod session;
+pub mod snapshot;
 pub mod state;
 pub mod wire;
 
@@ -43,3 +45,4 @@ pub use mirror::Mirror;
 pub use options::{
     Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
 };
+pub use snapshot::{LegSnapshots, SnapshotFuture};

@@ -121,6 +121,21 @@ pub const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 /// Interval at which a source asks its peers whether they have finished zeroing, in milliseconds.
 pub const ZERO_POLL_MS: u64 = 200;
 
+/// Longest name of a snapshot, in bytes: that of a pool.
+pub const SNAPSHOT_NAME_BYTES: usize = 128;
+/// Snapshots in one page of a peer's list.
+pub const SNAPSHOTS_PER_PAGE: usize = 256;
+/// Most pages of a peer's list that are read: more snapshots than a pool has.
+pub const SNAPSHOT_PAGES_MAX: u64 = 256;
+/// Longest time for which a snapshot holds host writes, in milliseconds. They take some
+/// milliseconds if the disks and the link are sound.
+pub const SNAPSHOT_HOLD_MS: u64 = 5000;
+/// How long the order of a snapshot waits for asynchronous peers after host writes continue, in
+/// milliseconds. They may take it later.
+pub const SNAPSHOT_MARKER_MS: u64 = 2000;
+/// Snapshots of asynchronous peers whose results are remembered, and the most that wait at a time.
+pub const SNAPSHOT_MARKERS_MAX: usize = 64;
+
 /// Maximum range of one checksum request, in bytes.
 pub const CHECK_BYTES: u64 = 1 << 20;
 

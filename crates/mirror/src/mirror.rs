@@ -29,7 +29,7 @@ mod state;
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -52,6 +52,7 @@ use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::options::{Mode, PeerOptions};
 use crate::session::bad_ranges::BadRanges;
+use crate::snapshot::LegSnapshots;
 use crate::state::status::{DesiredState, LegPhase};
 
 pub(crate) use self::state::{AttachedSource, GenerationBump, LegState, State, StateGuard};
@@ -79,6 +80,8 @@ pub(crate) struct Inner {
     /// Held while bits of the log change together with bits of a leg's bitmap.
     marks: Mutex<()>,
     next_session: AtomicU64,
+    /// Takes snapshots of the local device, if it can have any.
+    pub(crate) leg_snapshots: OnceLock<Arc<dyn LegSnapshots>>,
 }
 
 /// The part of a leg that is not under the state's lock.
@@ -250,6 +253,7 @@ impl Mirror {
             desired_state_lock: Arc::default(),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
+            leg_snapshots: OnceLock::new(),
         });
         inner.load_out_of_sync();
         inner.load_suspect();

@@ -5,7 +5,7 @@ use flagstone_mirror::agree::decide::ReplicaView;
 use flagstone_mirror::agree::generation::{GenerationHistory, GenerationList};
 use flagstone_mirror::id::{Generation, MirrorId};
 use flagstone_mirror::io::reorder::WriteOrder;
-use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
+use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN, SNAPSHOT_NAME_BYTES, SNAPSHOTS_PER_PAGE};
 use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::outlook::Obstacle;
@@ -13,6 +13,7 @@ use flagstone_mirror::wire::peer::{
     AttachRequest, BadRangeReport, LossPermission, PeerRefusal, PeerReply, PeerRequest,
     RecordStamp, ReplicaIdentity,
 };
+use flagstone_mirror::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotName, SnapshotRequest};
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::replica::StateChange;
@@ -23,6 +24,8 @@ use flagstone_nvme::{Status, Wire};
 const _: () = assert!(WORDS == wire::BITMAP_WORDS);
 const _: () = assert!(BASES_LEN == wire::reply::BASES && HISTORY_LEN == wire::reply::HISTORY);
 const _: () = assert!(flagstone_mirror::limits::CHECK_BYTES == wire::CHECK_BYTES);
+const _: () = assert!(SNAPSHOT_NAME_BYTES == wire::SNAPSHOT_NAME_BYTES);
+const _: () = assert!(SNAPSHOTS_PER_PAGE == wire::SNAPSHOTS_PER_PAGE);
 
 /// Encodes a request as a command; `None` for a range that no command can express.
 pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
@@ -73,6 +76,17 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
         PeerRequest::Discard { base, expected } => {
             wire::ReplicaRequest::Discard { base: base.0, expected: expected.0 }
         }
+        PeerRequest::Snapshot(SnapshotRequest { id, name, action }) => {
+            let (action, order) = match action {
+                SnapshotAction::Check => (wire::SnapshotAction::Check, None),
+                SnapshotAction::Take { order } => (wire::SnapshotAction::Take, order),
+                SnapshotAction::Delete => (wire::SnapshotAction::Delete, None),
+            };
+            let command = wire::SnapshotCommand { action, order: order.map(order_to_wire) };
+            let snapshot = wire::Snapshot::new(id.0, name.as_str())?;
+            wire::ReplicaRequest::Snapshot { snapshot, command }
+        }
+        PeerRequest::SnapshotIds { page } => wire::ReplicaRequest::Snapshots { page },
         PeerRequest::Checksums { offset, len, unit_bytes } => {
             let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
             if unit_bytes < wire::CHECK_UNIT_MIN_BYTES {
@@ -131,9 +145,9 @@ fn state(state: StateChange, generation: Generation) -> wire::ReplicaRequest {
     wire::ReplicaRequest::SetState { state, generation: generation.0 }
 }
 
-/// Decodes a command.
-pub(crate) fn from_wire(request: wire::ReplicaRequest) -> PeerRequest {
-    match request {
+/// Decodes a command; `None` if a name in it is invalid, which its parser refuses.
+pub(crate) fn from_wire(request: wire::ReplicaRequest) -> Option<PeerRequest> {
+    Some(match request {
         wire::ReplicaRequest::Identify { asker } => {
             PeerRequest::Identify { asker: MirrorId(asker) }
         }
@@ -194,7 +208,19 @@ pub(crate) fn from_wire(request: wire::ReplicaRequest) -> PeerRequest {
         wire::ReplicaRequest::Checksum { offset, len, unit_bytes } => {
             PeerRequest::Checksums { offset, len: len.into(), unit_bytes }
         }
-    }
+        wire::ReplicaRequest::Snapshot { snapshot, command } => {
+            let action = match command.action {
+                wire::SnapshotAction::Check => SnapshotAction::Check,
+                wire::SnapshotAction::Take => {
+                    SnapshotAction::Take { order: command.order.map(order_from_wire) }
+                }
+                wire::SnapshotAction::Delete => SnapshotAction::Delete,
+            };
+            let (id, name) = (SnapshotId(snapshot.id), SnapshotName::new(snapshot.name())?);
+            PeerRequest::Snapshot(SnapshotRequest { id, name, action })
+        }
+        wire::ReplicaRequest::Snapshots { page } => PeerRequest::SnapshotIds { page },
+    })
 }
 
 pub(crate) fn order_to_wire(order: WriteOrder) -> wire::WritePosition {
@@ -217,6 +243,7 @@ pub(crate) fn put_reply(reply: &PeerReply, buffer: &mut [u8]) -> bool {
         PeerReply::Incompatible(_) => false,
         PeerReply::BitmapPage(words) => put_words(&words[..], buffer),
         PeerReply::Checksums(sums) => put_words(sums, buffer),
+        PeerReply::SnapshotIds(ids) => put_ids(ids, buffer),
         PeerReply::Renewed(obstacle) => put_words(&[readiness_to_wire(*obstacle)], buffer),
     }
 }
@@ -226,6 +253,15 @@ fn put_words(words: &[u64], buffer: &mut [u8]) -> bool {
         buffer.copy_from_slice(&word.to_le_bytes());
     }
     buffer.len() == words.len() * 8
+}
+
+/// The rest is filled with 0.
+fn put_ids(ids: &[SnapshotId], buffer: &mut [u8]) -> bool {
+    let (pages, rest) = buffer.as_chunks_mut::<16>();
+    let fits = rest.is_empty() && ids.len() <= pages.len();
+    let ids = ids.iter().map(|id| id.0).chain(std::iter::repeat([0; 16]));
+    pages.iter_mut().zip(ids).for_each(|(buffer, id)| *buffer = id);
+    fits
 }
 
 /// Decodes the reply to `request`; `None` when it is invalid.
@@ -244,6 +280,10 @@ pub(crate) fn reply(request: &wire::ReplicaRequest, data: &[u8]) -> Option<PeerR
             PeerReply::BitmapPage(page)
         }
         wire::ReplicaRequest::Checksum { .. } => PeerReply::Checksums(words().collect()),
+        wire::ReplicaRequest::Snapshots { .. } => {
+            let ids = data.as_chunks::<16>().0.iter().take_while(|id| **id != [0; 16]);
+            PeerReply::SnapshotIds(ids.map(|id| SnapshotId(*id)).collect())
+        }
         wire::ReplicaRequest::Renew { .. } => {
             PeerReply::Renewed(readiness_from_wire(words().next()?))
         }
@@ -379,6 +419,10 @@ pub(crate) fn refusal_to_wire(refusal: PeerRefusal) -> (Status, u64) {
         PeerRefusal::NotNow => (wire::ReplicaRefusal::NOT_NOW, 0),
         PeerRefusal::Version => (wire::ReplicaRefusal::VERSION, 0),
         PeerRefusal::Group => (wire::ReplicaRefusal::GROUP, 0),
+        PeerRefusal::NoSnapshots => (wire::ReplicaRefusal::NO_SNAPSHOTS, 0),
+        PeerRefusal::SnapshotExists => (wire::ReplicaRefusal::SNAPSHOT_EXISTS, 0),
+        PeerRefusal::SnapshotInUse => (wire::ReplicaRefusal::SNAPSHOT_IN_USE, 0),
+        PeerRefusal::SnapshotFailed => (wire::ReplicaRefusal::SNAPSHOT_FAILED, 0),
     };
     (code.status(), result)
 }
@@ -398,6 +442,10 @@ pub(crate) fn refusal(status: Status, result: u64) -> Option<PeerRefusal> {
         NotNow,
         Version,
         Group,
+        NoSnapshots,
+        SnapshotExists,
+        SnapshotInUse,
+        SnapshotFailed,
     ];
     all.into_iter().find(|refusal| refusal_to_wire(*refusal).0.code() == status.code())
 }
@@ -417,7 +465,7 @@ mod tests {
 
     #[test]
     fn only_versions_of_unknown_release_are_parsed() {
-        for (lowest, highest) in [(1, 1), (4, 4), (4, u16::MAX), (u16::MAX, u16::MAX)] {
+        for (lowest, highest) in [(1, 1), (5, 5), (5, u16::MAX), (u16::MAX, u16::MAX)] {
             let encoded = LinkVersions::new(lowest, highest).map(PeerReply::Incompatible);
             assert!(
                 encoded.is_some() && answered(lowest, highest) == encoded,
@@ -451,7 +499,7 @@ mod tests {
             .filter_map(|code| refusal(wire::ReplicaRefusal(code).status(), u64::MAX))
             .map(|refusal| (refusal, refusal_to_wire(refusal)))
             .collect();
-        assert_eq!(all.len(), 11);
+        assert_eq!(all.len(), 15);
         for (expected, (status, result)) in all {
             assert!(status.is_dnr());
             assert_eq!(refusal(status, result), Some(expected));

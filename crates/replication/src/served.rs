@@ -194,6 +194,10 @@ impl VendorSession for ControllerSession {
             Ok(request) => convert::from_wire(request),
             Err(status) => return IoFuture::ready(Ok(CommandReply::failure(status, 0))),
         };
+        let Some(request) = request else {
+            let status = Status::INVALID_FIELD.dnr();
+            return IoFuture::ready(Ok(CommandReply::failure(status, 0)));
+        };
         let answer = self.session.ask(request);
         IoFuture::later(async move {
             Ok(match answer.await? {

@@ -6,6 +6,7 @@
 //!   source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica,
 //!   [bad ranges](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and
 //!   [renewing](PeerRequest::Renew).
+//! - 4: adds [snapshots](PeerRequest::Snapshot).
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
@@ -36,6 +37,8 @@ impl LinkVersion {
     /// First version in which a source [renews](PeerRequest::Renew) its right to
     /// serve reads, which automatic failover needs.
     pub const RENEWS: LinkVersion = LinkVersion(3);
+    /// First version in which a target takes [snapshots](PeerRequest::Snapshot).
+    pub const SNAPSHOTS: LinkVersion = LinkVersion(4);
 }
 
 impl fmt::Display for LinkVersion {
@@ -54,7 +57,7 @@ pub struct LinkVersions {
 impl LinkVersions {
     /// Versions of this program.
     pub const SPOKEN: LinkVersions =
-        LinkVersions { lowest: LinkVersion(2), highest: LinkVersion(3) };
+        LinkVersions { lowest: LinkVersion(2), highest: LinkVersion(4) };
 
     /// From `lowest`, which is not 0, to `highest`; `None` for an invalid range.
     pub fn new(lowest: u16, highest: u16) -> Option<LinkVersions> {

@@ -344,7 +344,7 @@ impl State {
         if let Some(moved) = self.moved() {
             return Some(moved);
         }
-        if self.serving && self.admission_blocks > 0 {
+        if self.serving && (self.admission_blocks > 0 || self.write_holds > 0) {
             return Some(MirrorAdmission::Wait(self.changes));
         }
         let refused = !self.serving || self.is_unavailable();

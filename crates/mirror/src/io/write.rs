@@ -303,21 +303,7 @@ pub(crate) async fn send_queued(
     range: (u64, u64),
 ) {
     let QueuedWrite { leg, leg_call, slots } = queued;
-    let mut is_next_of_leg = false;
-    let goes = poll_fn(|cx| {
-        if !is_next_of_leg {
-            is_next_of_leg = is_next(inner.legs[leg].queue().send(slots.own, cx.waker()));
-        }
-        let in_group = || slots.in_group.as_ref().is_none_or(|slot| slot.is_next(cx.waker()));
-        if is_next_of_leg && in_group() {
-            return Poll::Ready(true);
-        }
-        // Checked after the waker was stored: a session that ends from now on wakes this task.
-        let lost = !inner.lock().legs[leg].is_current(leg_call.session_id);
-        if lost { Poll::Ready(false) } else { Poll::Pending }
-    })
-    .await;
-    let result = match goes {
+    let result = match inner.wait_for_turn(leg, leg_call.session_id, &slots).await {
         true => op.to_session(&leg_call, range, false, leg_call.order()).await,
         false => Err(IoError::Unreachable),
     };
@@ -327,8 +313,7 @@ pub(crate) async fn send_queued(
         count(&inner.legs[leg].counters.lost_writes, 1);
         count(&inner.legs[leg].counters.lost_bytes, range.1);
     }
-    inner.leave_queue(leg, slots.own);
-    slots.in_group.iter().for_each(GroupSlot::leave);
+    inner.leave_queues(leg, &slots);
     inner.call_ended(Counted::Leg(leg, leg_call.half));
     if result.is_err() {
         inner.record_loss().await;
@@ -343,6 +328,36 @@ pub(crate) fn is_next(decision: SendDecision) -> bool {
 }
 
 impl Inner {
+    /// Waits until an entry of the queues is the next to be sent, and counts it as sent; false if
+    /// its session ended first.
+    pub(crate) async fn wait_for_turn(
+        &self,
+        leg: usize,
+        session_id: u64,
+        slots: &QueueSlots,
+    ) -> bool {
+        let mut is_next_of_leg = false;
+        poll_fn(|cx| {
+            if !is_next_of_leg {
+                is_next_of_leg = is_next(self.legs[leg].queue().send(slots.own, cx.waker()));
+            }
+            let in_group = || slots.in_group.as_ref().is_none_or(|slot| slot.is_next(cx.waker()));
+            if is_next_of_leg && in_group() {
+                return Poll::Ready(true);
+            }
+            // Checked after the waker was stored: a session that ends from now on wakes this task.
+            let lost = !self.lock().legs[leg].is_current(session_id);
+            if lost { Poll::Ready(false) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    /// Removes an entry that was acknowledged or given up.
+    pub(crate) fn leave_queues(&self, leg: usize, slots: &QueueSlots) {
+        self.leave_queue(leg, slots.own);
+        slots.in_group.iter().for_each(GroupSlot::leave);
+    }
+
     fn leave_queue(&self, leg: usize, slot: QueueSlot) {
         let mut queue = self.legs[leg].queue();
         queue.completed(slot);

@@ -24,6 +24,7 @@ use crate::io::reorder::ReorderBuffer;
 use crate::manage::command::CommandError;
 use crate::manage::transfer::RoleTransfer;
 use crate::ondisk::superblock::ReplicaRole;
+use crate::snapshot::marker::SnapshotMarkers;
 use crate::state::arbitration::ServingRight;
 use crate::state::machine::Resolution;
 use crate::state::status::{DesiredState, LegPhase};
@@ -54,6 +55,11 @@ pub(crate) struct State {
     pub(crate) service_ends: u64,
     /// Number of reasons for which new host calls are blocked.
     pub(crate) admission_blocks: u32,
+    /// Snapshots that hold host writes and flushes. Unlike `admission_blocks`, writes follow, so
+    /// this has no other effect.
+    pub(crate) write_holds: u32,
+    /// The latest snapshots that asynchronous peers take.
+    pub(crate) markers: SnapshotMarkers,
     /// Blocked writes: waiting for admission, or recorded and waiting to be acknowledged.
     pub(crate) blocked: usize,
     pub(crate) legs: Vec<LegState>,

@@ -259,6 +259,11 @@ impl TargetSession {
             }
             PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
             PeerRequest::JoinGroup { session } => self.join_group(session),
+            PeerRequest::Snapshot(request) => {
+                let order = (self.reorder.lock().clone(), self.number);
+                crate::snapshot::target::answer(inner, served, order, request).await
+            }
+            PeerRequest::SnapshotIds { page } => inner.snapshot_ids(page).await,
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
             PeerRequest::Renew { offer, failover_after_ms, lag_ms } => {
@@ -395,7 +400,7 @@ impl Inner {
     }
 }
 
-async fn wait_in_order(
+pub(crate) async fn wait_in_order(
     inner: &Arc<Inner>,
     reorder: &Mutex<ReorderBuffer>,
     number: u64,

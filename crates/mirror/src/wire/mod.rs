@@ -1,3 +1,4 @@
 //! Requests to a peer.
 
 pub mod peer;
+pub mod snapshot;

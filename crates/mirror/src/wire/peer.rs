@@ -31,6 +31,7 @@ use crate::named;
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::outlook::Obstacle;
+use crate::wire::snapshot::{SnapshotId, SnapshotRequest};
 
 /// Makes connections to the other node.
 pub trait PeerConnector: Send + Sync + 'static {
@@ -272,6 +273,14 @@ pub enum PeerRequest {
         /// A multiple of 4,096.
         usable_bytes: u64,
     },
+    /// An order on a snapshot of the replica's device. Requires [`LinkVersion::SNAPSHOTS`].
+    Snapshot(SnapshotRequest),
+    /// Asks for the identifiers of the snapshots of the replica's device. Answered with
+    /// [`PeerReply::SnapshotIds`]. Requires [`LinkVersion::SNAPSHOTS`].
+    SnapshotIds {
+        /// Page number, from 0.
+        page: u64,
+    },
     /// Asks for checksums of the replica's data. Answered with [`PeerReply::Checksums`].
     Checksums {
         /// Offset, in bytes.
@@ -339,6 +348,9 @@ pub enum PeerReply {
     Incompatible(LinkVersions),
     /// Reply to [`PeerRequest::BitmapPage`].
     BitmapPage(Box<[u64; WORDS]>),
+    /// Reply to [`PeerRequest::SnapshotIds`]: at most
+    /// [`SNAPSHOTS_PER_PAGE`](crate::limits::SNAPSHOTS_PER_PAGE), fewer on the last page.
+    SnapshotIds(Vec<SnapshotId>),
     /// Reply to [`PeerRequest::Checksums`]: a CRC-64/NVME for each unit.
     Checksums(Vec<u64>),
     /// Reply to [`PeerRequest::Renew`]: why this replica does not take over when the source is lost
@@ -392,6 +404,14 @@ pub enum PeerRefusal {
     NotNow,
     #[error("the volume belongs to another consistency group there, or to none")]
     Group,
+    #[error("the peer's replica is not on a volume of a pool, which could have snapshots")]
+    NoSnapshots,
+    #[error("the peer has another snapshot of this name")]
+    SnapshotExists,
+    #[error("the peer's snapshot has clones, or its successors need it")]
+    SnapshotInUse,
+    #[error("the peer's pool refused, as its log says")]
+    SnapshotFailed,
     /// It was replaced by an older release, which does not speak the chosen link version.
     #[error("the peer does not speak the version of the replication link that this needs")]
     Version,

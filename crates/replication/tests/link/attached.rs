@@ -214,7 +214,7 @@ fn source_without_version_range_is_served() {
 #[test]
 fn source_with_unsupported_version_is_refused() {
     with_attached(Memory::shared(), async |session| {
-        for version in [1, 4, 0x200, u16::MAX] {
+        for version in [1, 5, 0x200, u16::MAX] {
             let attach = wire::Attach::new([7; 16], [3; 16], 99, 1, true).of_version(version);
             let command =
                 wire::ReplicaRequest::Attach { attach, revision: 0 }.command(0, session.nsid());

@@ -502,7 +502,7 @@ fn versions(lowest: u16, highest: u16) -> LinkVersions {
 /// Any two releases with a version in common work together, also after upgrades and in both roles.
 #[test]
 fn different_releases_mirror_and_upgrade() {
-    let (before, this, next) = (versions(2, 2), LinkVersions::SPOKEN, versions(3, 4));
+    let (before, this, next) = (versions(2, 2), LinkVersions::SPOKEN, versions(3, 5));
     for (seed, [first, second]) in (1..).zip([
         [[before, before], [this, before]],
         [[before, this], [this, this]],
@@ -531,7 +531,7 @@ fn different_releases_mirror_and_upgrade() {
 /// From a release without a version in common, only the announced versions are used.
 #[test]
 fn peer_without_common_version_is_mismatch() {
-    let releases = [LinkVersions::SPOKEN, versions(4, u16::MAX)];
+    let releases = [LinkVersions::SPOKEN, versions(5, u16::MAX)];
     let world = World::of(1, Mode::Sync, LinkOptions::default(), Memory::shared(), releases);
     world.sim.run_for(Duration::from_secs(20));
     for (index, peers) in [(0, releases[1]), (1, releases[0])] {

@@ -369,6 +369,7 @@ impl PeerSession for SimSession {
             PeerRequest::JoinGroup { .. } => LinkVersion::JOINS_GROUPS,
             PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
             PeerRequest::Renew { .. } => LinkVersion::RENEWS,
+            PeerRequest::Snapshot(_) | PeerRequest::SnapshotIds { .. } => LinkVersion::SNAPSHOTS,
             _ => LinkVersion(0),
         };
         let known = wire.versions.highest() >= needs;

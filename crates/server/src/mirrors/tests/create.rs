@@ -50,11 +50,11 @@ fn create_source_is_refused_if_peer_has_replica() {
 fn create_target_needs_common_link_version() {
     block_on(async {
         let [a, b] = two_nodes().await;
-        a.mirrored.versions.set(LinkVersions::new(4, 6).unwrap());
+        a.mirrored.versions.set(LinkVersions::new(5, 6).unwrap());
         a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
         let refused = b.mirrored.create(ReplicaRole::Target, false, false).await;
         let Err(CreateError::Refused(said)) = refused else { panic!("{refused:?}") };
-        let part = "speaks versions 4 to 6 of the replication link, and this node versions 2 to 3: \
+        let part = "speaks versions 5 to 6 of the replication link, and this node versions 2 to 4: \
                     upgrade Flagstone on this node";
         assert!(said.contains(part), "{said}");
         assert!(b.mirrored.mirror().is_none());

@@ -1,0 +1,46 @@
+//! Snapshots of a mirrored volume: of the devices below all its replicas, at one point of the order
+//! of writes. The devices take them ([`LegSnapshots`]); the mirror decides when.
+//!
+//! Invariant: if two replicas have a snapshot of one identifier, their content is the same. A
+//! snapshot that only one replica has may have any content between the order and its end.
+//!
+//! The source takes it as follows ([`source`]), for all volumes of an order together:
+//!
+//! 1. Check that every peer is in sync, and could take it. Nothing has changed until step 3.
+//! 2. Hold new writes and flushes, and wait for those in flight. From here on, a synchronous peer
+//!    has what this node has; an asynchronous peer has it after its queue.
+//! 3. Take the snapshot of this node. If the node stopped serving or the mirror moved meanwhile,
+//!    the content may differ, and no peer is asked.
+//! 4. Ask the synchronous peers. One that does not answer in time is disconnected before writes
+//!    continue: a later session is admitted only after the request has ended there.
+//! 5. Put a marker into the queue of each asynchronous peer ([`marker`]), with a number in the
+//!    order of writes. The target takes the snapshot when everything before the marker is durable
+//!    there, and starts nothing after it before ([`target`]).
+//! 6. Let the writes continue.
+//!
+//! A crash after step 3 leaves a snapshot on this node only, or on all. A lost answer is resolved
+//! by the list of the peer's identifiers: the same order then finds both, or one.
+
+pub(crate) mod marker;
+pub mod source;
+pub(crate) mod target;
+
+use flagstone_blockdev::IoFuture;
+
+use crate::wire::peer::PeerRefusal;
+use crate::wire::snapshot::{SnapshotId, SnapshotRequest};
+
+/// Answer of a device to a request for snapshots.
+pub type SnapshotFuture<T> = IoFuture<Result<T, PeerRefusal>>;
+
+/// Snapshots of the device of a replica. Called from any core.
+pub trait LegSnapshots: Send + Sync + 'static {
+    /// Carries out an order. A snapshot that exists already is not taken again. The result of an
+    /// order is durable; one that was abandoned may still be carried out.
+    fn order(&self, request: SnapshotRequest) -> SnapshotFuture<()>;
+
+    /// Identifiers of the snapshots, in pages of
+    /// [`SNAPSHOTS_PER_PAGE`](crate::limits::SNAPSHOTS_PER_PAGE) from page 0. The last page has
+    /// fewer.
+    fn ids(&self, page: u64) -> SnapshotFuture<Vec<SnapshotId>>;
+}

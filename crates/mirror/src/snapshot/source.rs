@@ -1,0 +1,437 @@
+//! Snapshots at the source: see [`crate::snapshot`] for the steps.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_runtime::{spawn, time};
+
+use crate::agree::versions::LinkVersion;
+use crate::join::join_all;
+use crate::limits::{SNAPSHOT_HOLD_MS, SNAPSHOT_MARKER_MS, SNAPSHOT_PAGES_MAX, SNAPSHOTS_PER_PAGE};
+use crate::mirror::{Inner, LegState, Mirror};
+use crate::options::Mode;
+use crate::snapshot::LegSnapshots;
+use crate::snapshot::marker::MarkerPlacement;
+use crate::state::status::LegPhase;
+use crate::wire::peer::{
+    PeerRefusal, PeerReply, PeerRequest, RequestError, SharedSession, execute,
+};
+use crate::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotName, SnapshotRequest};
+
+pub use crate::snapshot::marker::MarkerState;
+
+/// Why a peer cannot take part in a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotObstacle {
+    /// It is not in sync.
+    #[error("{}", not_in_sync(.0))]
+    NotInSync(LegPhase),
+    /// Its release does not know snapshots of mirrored volumes.
+    #[error("its release takes no snapshots for a source: upgrade Flagstone there")]
+    Version,
+    /// It refused.
+    #[error("{0}")]
+    Refused(PeerRefusal),
+    /// It did not answer.
+    #[error("it does not answer")]
+    Silent,
+    /// Too many snapshots wait in its queue.
+    #[error("too many snapshots wait in its queue")]
+    TooMany,
+}
+
+fn not_in_sync(phase: &LegPhase) -> &'static str {
+    match phase {
+        LegPhase::Resync(_) | LegPhase::InSync => "it is not in sync: a resync to it runs",
+        LegPhase::Disconnected => "it is not connected",
+        LegPhase::Handshake(_) => "it is not mirrored to",
+    }
+}
+
+/// Failure of a snapshot. `volume` is a position in the list of mirrors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError<E> {
+    /// Nothing has changed: this node does not serve the volume from its own device.
+    #[error("this node does not serve the volume")]
+    NotServing {
+        /// The volume.
+        volume: usize,
+    },
+    /// Nothing has changed.
+    #[error("{why}")]
+    Peer {
+        /// The volume.
+        volume: usize,
+        /// The peer, by position in the configuration.
+        leg: usize,
+        /// Why.
+        why: SnapshotObstacle,
+    },
+    /// Nothing has changed: writes in flight have not ended in time.
+    #[error("writes in flight did not end within {} s", SNAPSHOT_HOLD_MS / 1000)]
+    Busy,
+    /// The device of this node refused, and no peer was asked.
+    #[error("{0}")]
+    Local(E),
+    /// The device of this node does not answer. It may take the snapshot later; no peer does.
+    #[error("the device of this node did not answer within {} s", SNAPSHOT_HOLD_MS / 1000)]
+    LocalHangs,
+    /// This node has the snapshot, and this peer has not. Other peers may.
+    #[error("{why}")]
+    PeerLacks {
+        /// The volume.
+        volume: usize,
+        /// The peer.
+        leg: usize,
+        /// Why.
+        why: SnapshotObstacle,
+    },
+    /// This node has the snapshot, and this peer may have it.
+    #[error("the peer did not answer")]
+    Unknown {
+        /// The volume.
+        volume: usize,
+        /// The peer.
+        leg: usize,
+    },
+}
+
+/// An asynchronous peer that takes the snapshot when it has the writes before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingPeer {
+    /// The volume, by position in the list of mirrors.
+    pub volume: usize,
+    /// The peer, by position in the configuration.
+    pub leg: usize,
+}
+
+/// Hold of new writes and flushes; ends on drop.
+struct WriteHold(Arc<Inner>);
+
+impl WriteHold {
+    fn new(inner: &Arc<Inner>) -> WriteHold {
+        inner.change(|state| state.write_holds += 1);
+        WriteHold(inner.clone())
+    }
+}
+
+impl Drop for WriteHold {
+    fn drop(&mut self) {
+        self.0.change(|state| state.write_holds -= 1);
+    }
+}
+
+impl LegState {
+    /// True while this session takes writes, and its peer is in sync.
+    pub(crate) fn takes_snapshots(&self, session_id: u64) -> bool {
+        self.is_current(session_id) && self.receives_writes && self.phase == LegPhase::InSync
+    }
+}
+
+impl Inner {
+    fn speaks_snapshots(&self, own: &LegState) -> bool {
+        let common = own.versions.map(|peers| self.versions.highest_common(peers));
+        common.is_some_and(|common| common.is_ok_and(|one| one >= LinkVersion::SNAPSHOTS))
+    }
+}
+
+/// A peer that takes part.
+struct Participant {
+    volume: usize,
+    leg: usize,
+    inner: Arc<Inner>,
+    session: SharedSession,
+    session_id: u64,
+    /// See [`State::service_ends`](crate::mirror::State).
+    service_ends: u64,
+    mode: Mode,
+}
+
+impl Participant {
+    fn lacks<E>(&self, why: SnapshotObstacle) -> SnapshotError<E> {
+        SnapshotError::PeerLacks { volume: self.volume, leg: self.leg, why }
+    }
+
+    async fn ask(&self, request: SnapshotRequest) -> Result<(), RequestError> {
+        execute(&self.session, PeerRequest::Snapshot(request)).await
+    }
+
+    /// Checks that everything is as at the beginning.
+    fn check(&self) -> Result<(), SnapshotObstacle> {
+        let state = self.inner.lock();
+        let own = &state.legs[self.leg];
+        let serves = state.serving && state.service_ends == self.service_ends;
+        let stays = serves && !state.has_ended() && !state.local_device_failed;
+        match stays && own.takes_snapshots(self.session_id) {
+            true => Ok(()),
+            false => Err(SnapshotObstacle::NotInSync(own.phase)),
+        }
+    }
+}
+
+fn obstacle(error: RequestError) -> SnapshotObstacle {
+    match error {
+        RequestError::Refused(PeerRefusal::Version) => SnapshotObstacle::Version,
+        RequestError::Refused(refusal) => SnapshotObstacle::Refused(refusal),
+        _ => SnapshotObstacle::Silent,
+    }
+}
+
+/// Finds the peers of all volumes, which must be in sync.
+fn participants<E>(mirrors: &[Mirror]) -> Result<Vec<Participant>, SnapshotError<E>> {
+    let mut found = Vec::new();
+    for (volume, Mirror(inner)) in mirrors.iter().enumerate() {
+        let state = inner.lock();
+        if !state.serving || state.has_ended() || state.local_device_failed {
+            return Err(SnapshotError::NotServing { volume });
+        }
+        for (leg, own) in state.legs.iter().enumerate() {
+            let failed = |why| SnapshotError::Peer { volume, leg, why };
+            let (session_id, mode) = (own.session_id, inner.legs[leg].options().mode);
+            let not_in_sync = failed(SnapshotObstacle::NotInSync(own.phase));
+            let session = own.session.clone().filter(|_| own.takes_snapshots(session_id));
+            let session = session.ok_or(not_in_sync)?;
+            if !inner.speaks_snapshots(own) {
+                return Err(failed(SnapshotObstacle::Version));
+            }
+            let (inner, service_ends) = (inner.clone(), state.service_ends);
+            found.push(Participant { volume, leg, inner, session, session_id, service_ends, mode });
+        }
+    }
+    Ok(found)
+}
+
+/// A checked snapshot of all replicas of some volumes, at one point of the order of their writes.
+/// Dropping it takes none.
+pub struct SnapshotPoint {
+    mirrors: Vec<Mirror>,
+    peers: Vec<Participant>,
+    id: SnapshotId,
+    name: SnapshotName,
+}
+
+impl SnapshotPoint {
+    /// Checks whether a snapshot could be taken now.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`]: nothing has changed.
+    pub async fn check<E>(
+        mirrors: Vec<Mirror>,
+        id: SnapshotId,
+        name: SnapshotName,
+    ) -> Result<SnapshotPoint, SnapshotError<E>> {
+        let peers = participants(&mirrors)?;
+        let request = SnapshotRequest { id, name, action: SnapshotAction::Check };
+        let answers = join_all(peers.iter().map(|peer| peer.ask(request))).await;
+        for (peer, answer) in peers.iter().zip(answers) {
+            let &Participant { volume, leg, .. } = peer;
+            answer.map_err(|error| SnapshotError::Peer { volume, leg, why: obstacle(error) })?;
+        }
+        Ok(SnapshotPoint { mirrors, peers, id, name })
+    }
+
+    /// Takes it: it has every write that completed before the call, and none that begins after
+    /// the call. `local` takes the snapshots of this node, durably, and runs to its end even if
+    /// the call fails. Returns the asynchronous peers that take it later; all others have it.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub async fn take<E: 'static>(
+        self,
+        local: impl Future<Output = Result<(), E>> + 'static,
+    ) -> Result<Vec<WaitingPeer>, SnapshotError<E>> {
+        let result = {
+            let hold = |mirror: &Mirror| WriteHold::new(&mirror.0);
+            let _holds: Vec<WriteHold> = self.mirrors.iter().map(hold).collect();
+            self.take_held(local).await
+        };
+        let result = match result {
+            Ok(()) => self.await_markers().await,
+            Err(error) => Err(error),
+        };
+        if let Err(SnapshotError::PeerLacks { .. }) = result {
+            self.undo().await;
+        }
+        result
+    }
+
+    /// Deletes the snapshot from peers, as far as possible. One without its counterpart is
+    /// recognized anyway.
+    async fn undo(&self) {
+        let (id, name) = (self.id, self.name);
+        let request = SnapshotRequest { id, name, action: SnapshotAction::Delete };
+        let limit = Duration::from_millis(SNAPSHOT_MARKER_MS);
+        let deleted = join_all(self.peers.iter().map(|peer| peer.ask(request)));
+        let _ = time::timeout(limit, deleted).await;
+    }
+
+    /// Steps 2 to 5. The caller holds the writes.
+    async fn take_held<E: 'static>(
+        &self,
+        local: impl Future<Output = Result<(), E>> + 'static,
+    ) -> Result<(), SnapshotError<E>> {
+        let SnapshotPoint { mirrors, peers, id, name } = self;
+        let (id, name) = (*id, *name);
+        let begun = time::now();
+        let left = || Duration::from_millis(SNAPSHOT_HOLD_MS).saturating_sub(begun.elapsed());
+        let drained = join_all(mirrors.iter().map(|mirror| mirror.0.drain()));
+        time::timeout(left(), drained).await.map_err(|_| SnapshotError::Busy)?;
+        for peer in peers {
+            let &Participant { volume, leg, .. } = peer;
+            peer.check().map_err(|why| SnapshotError::Peer { volume, leg, why })?;
+        }
+        match time::timeout(left(), spawn(local)).await {
+            Ok(Ok(taken)) => taken.map_err(SnapshotError::Local)?,
+            Ok(Err(_)) | Err(_) => return Err(SnapshotError::LocalHangs),
+        }
+        for peer in peers {
+            peer.check().map_err(|why| peer.lacks(why))?;
+        }
+        let (synchronous, asynchronous): (Vec<_>, Vec<_>) =
+            peers.iter().partition(|peer| peer.mode == Mode::Sync);
+        let request = SnapshotRequest { id, name, action: SnapshotAction::Take { order: None } };
+        let asked = synchronous.iter().map(|peer| async move {
+            let answer = time::timeout(left(), peer.ask(request)).await;
+            match answer {
+                Ok(Err(RequestError::Refused(refusal))) => {
+                    Err(peer.lacks(obstacle(RequestError::Refused(refusal))))
+                }
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(_)) | Err(_) => {
+                    // Before writes continue: see step 4.
+                    peer.inner.disconnect(peer.leg, peer.session_id);
+                    Err(SnapshotError::Unknown { volume: peer.volume, leg: peer.leg })
+                }
+            }
+        });
+        let answers = join_all(asked).await;
+        // A peer that may have it decides whether this node keeps its own.
+        let is_unknown = |answer: &&Result<(), SnapshotError<E>>| {
+            matches!(answer, Err(SnapshotError::Unknown { .. }))
+        };
+        let unknown = answers.iter().position(|answer| is_unknown(&answer));
+        match unknown {
+            Some(unknown) => answers.into_iter().nth(unknown).unwrap_or(Ok(())),
+            None => answers.into_iter().collect(),
+        }?;
+        for peer in asynchronous {
+            let placed = time::timeout(left(), peer.place_marker(id, name)).await;
+            placed.unwrap_or(Err(SnapshotObstacle::Silent)).map_err(|why| peer.lacks(why))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the asynchronous peers, for a limited time.
+    async fn await_markers<E>(&self) -> Result<Vec<WaitingPeer>, SnapshotError<E>> {
+        let limit = Duration::from_millis(SNAPSHOT_MARKER_MS);
+        let asynchronous = || self.peers.iter().filter(|peer| peer.mode == Mode::Async);
+        let ended = asynchronous().map(|peer| {
+            peer.inner.wait(|state| match state.markers.state(self.id, peer.leg) {
+                Some(MarkerState::Waiting) => None,
+                _ => Some(()),
+            })
+        });
+        let _ = time::timeout(limit, join_all(ended)).await;
+        let (mut waiting, mut lacking) = (Vec::new(), None);
+        for peer in asynchronous() {
+            let &Participant { volume, leg, .. } = peer;
+            let state = peer.inner.lock().markers.state(self.id, leg);
+            match state {
+                Some(MarkerState::Taken) => {}
+                Some(MarkerState::Waiting) => waiting.push(WaitingPeer { volume, leg }),
+                Some(MarkerState::Refused(refusal)) => {
+                    lacking = Some(peer.lacks(SnapshotObstacle::Refused(refusal)));
+                }
+                Some(MarkerState::Lost) | None => {
+                    return Err(SnapshotError::Unknown { volume, leg });
+                }
+            }
+        }
+        lacking.map_or(Ok(waiting), Err)
+    }
+}
+
+impl Participant {
+    async fn place_marker(
+        &self,
+        id: SnapshotId,
+        name: SnapshotName,
+    ) -> Result<(), SnapshotObstacle> {
+        loop {
+            match self.inner.place_marker((self.leg, self.session_id), id, name) {
+                MarkerPlacement::Placed => return Ok(()),
+                MarkerPlacement::QueueFull => self.inner.wait_for_queue_space(self.leg).await,
+                MarkerPlacement::TooMany => return Err(SnapshotObstacle::TooMany),
+                MarkerPlacement::Lost => {
+                    let phase = self.inner.lock().legs[self.leg].phase;
+                    return Err(SnapshotObstacle::NotInSync(phase));
+                }
+            }
+        }
+    }
+}
+
+impl Mirror {
+    /// Sets what takes snapshots of the local device. The first call decides.
+    pub fn set_leg_snapshots(&self, snapshots: Arc<dyn LegSnapshots>) {
+        let _ = self.0.leg_snapshots.set(snapshots);
+    }
+
+    /// State of a snapshot at an asynchronous peer, if it was taken by this mirror recently.
+    pub fn snapshot_marker(&self, id: SnapshotId, leg: usize) -> Option<MarkerState> {
+        self.0.lock().markers.state(id, leg)
+    }
+
+    /// The session of an attached peer that knows snapshots.
+    fn snapshot_session(&self, leg: usize) -> Result<SharedSession, SnapshotObstacle> {
+        let state = self.0.lock();
+        let own = &state.legs[leg];
+        let session = own.session.clone().filter(|_| own.receives_writes);
+        let session = session.ok_or(SnapshotObstacle::NotInSync(own.phase))?;
+        match self.0.speaks_snapshots(own) {
+            true => Ok(session),
+            false => Err(SnapshotObstacle::Version),
+        }
+    }
+
+    /// Identifiers of the snapshots of an attached peer's device.
+    ///
+    /// # Errors
+    /// See [`SnapshotObstacle`].
+    pub async fn peer_snapshots(
+        &self,
+        leg: usize,
+    ) -> Result<BTreeSet<SnapshotId>, SnapshotObstacle> {
+        let session = self.snapshot_session(leg)?;
+        let mut found = BTreeSet::new();
+        for page in 0..SNAPSHOT_PAGES_MAX {
+            let answer = session.ask(PeerRequest::SnapshotIds { page }).await;
+            let ids = match answer.map_err(|_| SnapshotObstacle::Silent)? {
+                Ok(PeerReply::SnapshotIds(ids)) => ids,
+                Ok(_) => return Err(SnapshotObstacle::Silent),
+                Err(refusal) => return Err(obstacle(RequestError::Refused(refusal))),
+            };
+            let is_last = ids.len() < SNAPSHOTS_PER_PAGE;
+            found.extend(ids);
+            if is_last {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Deletes a snapshot from an attached peer's device, if it exists there.
+    ///
+    /// # Errors
+    /// See [`SnapshotObstacle`].
+    pub async fn delete_peer_snapshot(
+        &self,
+        leg: usize,
+        (id, name): (SnapshotId, SnapshotName),
+    ) -> Result<(), SnapshotObstacle> {
+        let session = self.snapshot_session(leg)?;
+        let request = SnapshotRequest { id, name, action: SnapshotAction::Delete };
+        execute(&session, PeerRequest::Snapshot(request)).await.map_err(obstacle)
+    }
+}
