@@ -139,6 +139,12 @@ impl GroupSession {
         Some(GroupSlot { session: self.clone(), slot })
     }
 
+    /// Adds a marker, which has no payload.
+    pub(crate) fn push_marker(self: &Arc<Self>) -> GroupSlot {
+        let slot = self.queue.lock().push_marker(0);
+        GroupSlot { session: self.clone(), slot }
+    }
+
     /// Wakes the writes that wait to be sent, after the session of a member has ended.
     pub(crate) fn wake_all(&self) {
         let wakers = self.queue.lock().wake_all();

@@ -130,6 +130,14 @@ pub const SNAPSHOT_PAGES_MAX: u64 = 256;
 /// Longest time for which a snapshot holds host writes, in milliseconds. They take some
 /// milliseconds if the disks and the link are sound.
 pub const SNAPSHOT_HOLD_MS: u64 = 5000;
+/// How long the order of a snapshot waits for peers whose pools are busy, in milliseconds. Hosts
+/// write meanwhile.
+pub const SNAPSHOT_CHECK_MS: u64 = 5000;
+/// Interval at which it asks such a peer again, in milliseconds.
+pub const SNAPSHOT_POLL_MS: u64 = 50;
+/// Longest time for which a snapshot waits for writes in flight, in milliseconds: they may wait
+/// for a checkpoint that the prepared snapshot keeps from starting.
+pub const SNAPSHOT_DRAIN_MS: u64 = 1000;
 /// How long the order of a snapshot waits for asynchronous peers after host writes continue, in
 /// milliseconds. They may take it later.
 pub const SNAPSHOT_MARKER_MS: u64 = 2000;

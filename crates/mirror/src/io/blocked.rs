@@ -69,7 +69,7 @@ impl Inner {
         }
     }
 
-    pub(crate) async fn wait_for_queue_space(&self, leg: usize) {
+    async fn wait_for_queue_space(&self, leg: usize) {
         let mut first = true;
         poll_fn(|cx| {
             let mut queue = self.legs[leg].queue();

@@ -3,7 +3,7 @@
 //!
 //! Guarantees:
 //! - it holds at most [`QueueLimits::high_bytes`] and [`QueueLimits::writes`], counting each write
-//!   with its payload;
+//!   with its payload. Markers have no payload, and are added even if it is full;
 //! - writes are sent in order of arrival, with a bounded amount unacknowledged;
 //! - after it was full, it accepts writes again only at the low mark. A source that is too fast is
 //!   throttled in long intervals instead of at every write;
@@ -98,14 +98,20 @@ impl WriteQueue {
 
     /// Adds a write, if the queue is not full.
     pub(crate) fn push(&mut self, bytes: u64, now_ns: u64) -> Option<QueueSlot> {
-        if !self.has_space(bytes) {
-            return None;
-        }
+        self.has_space(bytes).then(|| self.add(bytes, now_ns))
+    }
+
+    /// Adds an entry without payload, also if the queue is full. The caller limits their number.
+    pub(crate) fn push_marker(&mut self, now_ns: u64) -> QueueSlot {
+        self.add(0, now_ns)
+    }
+
+    fn add(&mut self, bytes: u64, now_ns: u64) -> QueueSlot {
         let slot = QueueSlot(self.first + self.entries.len() as u64);
         let state = State::Waiting;
         self.entries.push_back(QueueEntry { bytes, since_ns: now_ns, state, waker: None });
         (self.bytes, self.writes) = (self.bytes + bytes, self.writes + 1);
-        Some(slot)
+        slot
     }
 
     /// `waker` is woken when the queue accepts writes again.
@@ -255,6 +261,20 @@ mod tests {
         fn wake(self: Arc<Self>) {
             self.0.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// A snapshot of the source's own device exists when its marker is added.
+    #[test]
+    fn full_queue_takes_markers_in_order() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let first = queue.push(100, 0).unwrap();
+        assert_eq!(queue.push(1, 0), None);
+        let marker = queue.push_marker(0);
+        assert!(sends(&mut queue, first) && !queue.has_space(0));
+        queue.completed(first);
+        assert!(sends(&mut queue, marker));
+        queue.completed(marker);
+        assert!(queue.has_space(100));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Markers: places of snapshots in the order of writes of asynchronous peers.
 //!
 //! Invariants: a marker depends on all writes before it, and all writes after it depend on it. It
-//! counts as a call to its peer until it has ended. Its session ends unless the target has completed
-//! its number: later writes would wait for it forever.
+//! counts as a call to its peer until it has ended. Its session ends unless the target has
+//! completed its number: later writes would wait for it forever. Markers have no payload, so a full
+//! queue takes them, at most [`SNAPSHOT_MARKERS_MAX`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn_detached;
 
+use crate::group::GroupSession;
 use crate::io::admission::QueueSlots;
 use crate::io::call_admission::Counted;
 use crate::limits::SNAPSHOT_MARKERS_MAX;
@@ -42,6 +44,12 @@ struct SnapshotMarker {
 pub(crate) struct SnapshotMarkers(VecDeque<SnapshotMarker>);
 
 impl SnapshotMarkers {
+    /// Whether another marker may begin.
+    pub(crate) fn have_room(&self) -> bool {
+        let waits = |marker: &SnapshotMarker| marker.state == MarkerState::Waiting;
+        self.0.iter().filter(|marker| waits(marker)).count() < SNAPSHOT_MARKERS_MAX
+    }
+
     /// Adds a marker in place of the oldest one that has ended; false if none has.
     fn begin(&mut self, id: SnapshotId, leg: usize) -> bool {
         if self.0.len() >= SNAPSHOT_MARKERS_MAX {
@@ -71,8 +79,6 @@ impl SnapshotMarkers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkerPlacement {
     Placed,
-    /// The queue is full: wait for space.
-    QueueFull,
     /// Too many markers wait.
     TooMany,
     /// The session has ended.
@@ -92,9 +98,6 @@ impl Inner {
         let Some(session) = own.session.clone().filter(|_| own.takes_snapshots(session_id)) else {
             return MarkerPlacement::Lost;
         };
-        if !self.legs[leg].queue().has_space(0) {
-            return MarkerPlacement::QueueFull;
-        }
         if !state.markers.begin(id, leg) {
             return MarkerPlacement::TooMany;
         }
@@ -102,14 +105,12 @@ impl Inner {
         let (numbers, in_group) = {
             let mut numbering = own.numbering.lock();
             // In the order of the numbers.
-            let in_group = own.group_session.as_ref().and_then(|group| group.push(0));
+            let in_group = own.group_session.as_ref().map(GroupSession::push_marker);
             let numbers = numbering.begin(1);
             numbering.completed(numbers);
             (numbers, in_group)
         };
-        let Some(own) = self.legs[leg].queue().push(0, Inner::boot_ns()) else {
-            unreachable!("the queue fills only under the state's lock")
-        };
+        let own = self.legs[leg].queue().push_marker(Inner::boot_ns());
         self.calls.begin(Counted::Leg(leg, None));
         let action = SnapshotAction::Take { order: Some(numbers.first) };
         let request = SnapshotRequest { id, name, action };
@@ -154,13 +155,28 @@ async fn send(
 
 /// True if the target has completed the number of the marker.
 fn has_completed(answer: &Result<PeerAnswer, IoError>) -> bool {
-    use PeerRefusal::{Inconsistent, NoSnapshots, SnapshotExists, SnapshotFailed};
-    matches!(answer, Ok(Ok(_) | Err(Inconsistent | NoSnapshots | SnapshotExists | SnapshotFailed)))
+    use PeerRefusal::{Inconsistent, NoSnapshots, NotNow, SnapshotExists, SnapshotFailed};
+    let refused = |refusal: &PeerRefusal| {
+        matches!(refusal, Inconsistent | NoSnapshots | NotNow | SnapshotExists | SnapshotFailed)
+    };
+    match answer {
+        Ok(Ok(_)) => true,
+        Ok(Err(refusal)) => refused(refusal),
+        Err(_) => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Otherwise a busy pool of the target would end the session, and begin a resync.
+    #[test]
+    fn refused_marker_keeps_its_session() {
+        assert!(has_completed(&Ok(Err(PeerRefusal::NotNow))));
+        assert!(!has_completed(&Ok(Err(PeerRefusal::NotAttached))));
+        assert!(!has_completed(&Err(IoError::Unreachable)));
+    }
 
     #[test]
     fn only_ended_markers_are_forgotten() {
@@ -169,11 +185,12 @@ mod tests {
         for number in 0..SNAPSHOT_MARKERS_MAX {
             assert!(markers.begin(id(number), 1));
         }
-        assert!(!markers.begin(id(200), 1), "all wait");
+        assert!(!markers.have_room() && !markers.begin(id(200), 1), "all wait");
         markers.ended(id(3), 0, MarkerState::Taken);
         assert!(!markers.begin(id(200), 1), "of another peer");
         markers.ended(id(3), 1, MarkerState::Taken);
         assert_eq!(markers.state(id(3), 1), Some(MarkerState::Taken));
+        assert!(markers.have_room());
         assert!(markers.begin(id(200), 1));
         assert_eq!(markers.state(id(3), 1), None);
         assert_eq!(markers.state(id(200), 1), Some(MarkerState::Waiting));

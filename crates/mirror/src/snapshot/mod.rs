@@ -6,7 +6,8 @@
 //!
 //! The source takes it as follows ([`source`]), for all volumes of an order together:
 //!
-//! 1. Check that every peer is in sync, and could take it. Nothing has changed until step 3.
+//! 1. Check that every peer is in sync, could take it, and is not busy. Nothing has changed until
+//!    step 3.
 //! 2. Hold new writes and flushes, and wait for those in flight. From here on, a synchronous peer
 //!    has what this node has; an asynchronous peer has it after its queue.
 //! 3. Take the snapshot of this node. If the node stopped serving or the mirror moved meanwhile,
@@ -37,6 +38,10 @@ pub type SnapshotFuture<T> = IoFuture<Result<T, PeerRefusal>>;
 pub trait LegSnapshots: Send + Sync + 'static {
     /// Carries out an order. A snapshot that exists already is not taken again. The result of an
     /// order is durable; one that was abandoned may still be carried out.
+    ///
+    /// A request older than the peer's timeout would end the connection to the source, so a busy
+    /// device answers [`PeerRefusal::NotNow`] well before: the snapshot was not taken. A deletion
+    /// then continues.
     fn order(&self, request: SnapshotRequest) -> SnapshotFuture<()>;
 
     /// Identifiers of the snapshots, in pages of

@@ -8,7 +8,10 @@ use flagstone_runtime::{spawn, time};
 
 use crate::agree::versions::LinkVersion;
 use crate::join::join_all;
-use crate::limits::{SNAPSHOT_HOLD_MS, SNAPSHOT_MARKER_MS, SNAPSHOT_PAGES_MAX, SNAPSHOTS_PER_PAGE};
+use crate::limits::{
+    SNAPSHOT_CHECK_MS, SNAPSHOT_DRAIN_MS, SNAPSHOT_HOLD_MS, SNAPSHOT_MARKER_MS, SNAPSHOT_PAGES_MAX,
+    SNAPSHOT_POLL_MS, SNAPSHOTS_PER_PAGE,
+};
 use crate::mirror::{Inner, LegState, Mirror};
 use crate::options::Mode;
 use crate::snapshot::LegSnapshots;
@@ -69,7 +72,7 @@ pub enum SnapshotError<E> {
         why: SnapshotObstacle,
     },
     /// Nothing has changed: writes in flight have not ended in time.
-    #[error("writes in flight did not end within {} s", SNAPSHOT_HOLD_MS / 1000)]
+    #[error("writes in flight did not end within {} s", SNAPSHOT_DRAIN_MS / 1000)]
     Busy,
     /// The device of this node refused, and no peer was asked.
     #[error("{0}")]
@@ -77,7 +80,7 @@ pub enum SnapshotError<E> {
     /// The device of this node does not answer. It may take the snapshot later; no peer does.
     #[error("the device of this node did not answer within {} s", SNAPSHOT_HOLD_MS / 1000)]
     LocalHangs,
-    /// This node has the snapshot, and this peer has not. Other peers may.
+    /// This node has the snapshot, and this peer has not.
     #[error("{why}")]
     PeerLacks {
         /// The volume.
@@ -86,6 +89,8 @@ pub enum SnapshotError<E> {
         leg: usize,
         /// Why.
         why: SnapshotObstacle,
+        /// Other peers.
+        others: OtherPeers,
     },
     /// This node has the snapshot, and this peer may have it.
     #[error("the peer did not answer")]
@@ -95,6 +100,15 @@ pub enum SnapshotError<E> {
         /// The peer.
         leg: usize,
     },
+}
+
+/// Peers of a snapshot that one of them lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherPeers {
+    /// All have confirmed that they have no snapshot of this identifier, and none takes one later.
+    LackIt,
+    /// One may have it, or take it later.
+    MayHaveIt,
 }
 
 /// An asynchronous peer that takes the snapshot when it has the writes before it.
@@ -149,12 +163,31 @@ struct Participant {
 }
 
 impl Participant {
-    fn lacks<E>(&self, why: SnapshotObstacle) -> SnapshotError<E> {
-        SnapshotError::PeerLacks { volume: self.volume, leg: self.leg, why }
+    fn lacks<E>(&self, why: SnapshotObstacle, others: OtherPeers) -> SnapshotError<E> {
+        SnapshotError::PeerLacks { volume: self.volume, leg: self.leg, why, others }
     }
 
     async fn ask(&self, request: SnapshotRequest) -> Result<(), RequestError> {
         execute(&self.session, PeerRequest::Snapshot(request)).await
+    }
+
+    /// Asks until the peer's pool is not busy, for a limited time.
+    async fn ask_until_free(&self, request: SnapshotRequest) -> Result<(), RequestError> {
+        let begun = time::now();
+        loop {
+            let answer = self.ask(request).await;
+            let is_busy = matches!(answer, Err(RequestError::Refused(PeerRefusal::NotNow)));
+            if !is_busy || begun.elapsed() >= Duration::from_millis(SNAPSHOT_CHECK_MS) {
+                return answer;
+            }
+            time::sleep(Duration::from_millis(SNAPSHOT_POLL_MS)).await;
+        }
+    }
+
+    /// Checks that the queue of an asynchronous peer takes a marker.
+    fn check_marker(&self) -> Result<(), SnapshotObstacle> {
+        let has_room = self.mode == Mode::Sync || self.inner.lock().markers.have_room();
+        has_room.then_some(()).ok_or(SnapshotObstacle::TooMany)
     }
 
     /// Checks that everything is as at the beginning.
@@ -223,12 +256,17 @@ impl SnapshotPoint {
     ) -> Result<SnapshotPoint, SnapshotError<E>> {
         let peers = participants(&mirrors)?;
         let request = SnapshotRequest { id, name, action: SnapshotAction::Check };
-        let answers = join_all(peers.iter().map(|peer| peer.ask(request))).await;
+        let answers = join_all(peers.iter().map(|peer| peer.ask_until_free(request))).await;
         for (peer, answer) in peers.iter().zip(answers) {
             let &Participant { volume, leg, .. } = peer;
             answer.map_err(|error| SnapshotError::Peer { volume, leg, why: obstacle(error) })?;
         }
         Ok(SnapshotPoint { mirrors, peers, id, name })
+    }
+
+    /// Its identifier.
+    pub fn id(&self) -> SnapshotId {
+        self.id
     }
 
     /// Takes it: it has every write that completed before the call, and none that begins after
@@ -250,20 +288,45 @@ impl SnapshotPoint {
             Ok(()) => self.await_markers().await,
             Err(error) => Err(error),
         };
-        if let Err(SnapshotError::PeerLacks { .. }) = result {
-            self.undo().await;
+        match result {
+            Err(SnapshotError::PeerLacks { volume, leg, why, others: OtherPeers::MayHaveIt }) => {
+                Err(SnapshotError::PeerLacks { volume, leg, why, others: self.undo().await })
+            }
+            result => result,
         }
-        result
     }
 
-    /// Deletes the snapshot from peers, as far as possible. One without its counterpart is
-    /// recognized anyway.
-    async fn undo(&self) {
+    /// Deletes the snapshot from the peers, unless one takes it later: a deletion would overtake
+    /// the marker in its queue.
+    async fn undo(&self) -> OtherPeers {
+        self.markers_ended().await;
+        if self.asynchronous().any(|peer| peer.marker(self.id) == Some(MarkerState::Waiting)) {
+            return OtherPeers::MayHaveIt;
+        }
         let (id, name) = (self.id, self.name);
         let request = SnapshotRequest { id, name, action: SnapshotAction::Delete };
         let limit = Duration::from_millis(SNAPSHOT_MARKER_MS);
         let deleted = join_all(self.peers.iter().map(|peer| peer.ask(request)));
-        let _ = time::timeout(limit, deleted).await;
+        match time::timeout(limit, deleted).await {
+            Ok(answers) if answers.iter().all(Result::is_ok) => OtherPeers::LackIt,
+            _ => OtherPeers::MayHaveIt,
+        }
+    }
+
+    fn asynchronous(&self) -> impl Iterator<Item = &Participant> {
+        self.peers.iter().filter(|peer| peer.mode == Mode::Async)
+    }
+
+    /// Waits for the asynchronous peers, for a limited time.
+    async fn markers_ended(&self) {
+        let limit = Duration::from_millis(SNAPSHOT_MARKER_MS);
+        let ended = self.asynchronous().map(|peer| {
+            peer.inner.wait(|state| match state.markers.state(self.id, peer.leg) {
+                Some(MarkerState::Waiting) => None,
+                _ => Some(()),
+            })
+        });
+        let _ = time::timeout(limit, join_all(ended)).await;
     }
 
     /// Steps 2 to 5. The caller holds the writes.
@@ -276,17 +339,19 @@ impl SnapshotPoint {
         let begun = time::now();
         let left = || Duration::from_millis(SNAPSHOT_HOLD_MS).saturating_sub(begun.elapsed());
         let drained = join_all(mirrors.iter().map(|mirror| mirror.0.drain()));
-        time::timeout(left(), drained).await.map_err(|_| SnapshotError::Busy)?;
+        let limit = Duration::from_millis(SNAPSHOT_DRAIN_MS);
+        time::timeout(limit, drained).await.map_err(|_| SnapshotError::Busy)?;
         for peer in peers {
             let &Participant { volume, leg, .. } = peer;
-            peer.check().map_err(|why| SnapshotError::Peer { volume, leg, why })?;
+            let checked = peer.check().and_then(|()| peer.check_marker());
+            checked.map_err(|why| SnapshotError::Peer { volume, leg, why })?;
         }
         match time::timeout(left(), spawn(local)).await {
             Ok(Ok(taken)) => taken.map_err(SnapshotError::Local)?,
             Ok(Err(_)) | Err(_) => return Err(SnapshotError::LocalHangs),
         }
         for peer in peers {
-            peer.check().map_err(|why| peer.lacks(why))?;
+            peer.check().map_err(|why| peer.lacks(why, OtherPeers::LackIt))?;
         }
         let (synchronous, asynchronous): (Vec<_>, Vec<_>) =
             peers.iter().partition(|peer| peer.mode == Mode::Sync);
@@ -295,7 +360,7 @@ impl SnapshotPoint {
             let answer = time::timeout(left(), peer.ask(request)).await;
             match answer {
                 Ok(Err(RequestError::Refused(refusal))) => {
-                    Err(peer.lacks(obstacle(RequestError::Refused(refusal))))
+                    Err(peer.lacks(obstacle(RequestError::Refused(refusal)), OtherPeers::MayHaveIt))
                 }
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(_)) | Err(_) => {
@@ -316,32 +381,24 @@ impl SnapshotPoint {
             None => answers.into_iter().collect(),
         }?;
         for peer in asynchronous {
-            let placed = time::timeout(left(), peer.place_marker(id, name)).await;
-            placed.unwrap_or(Err(SnapshotObstacle::Silent)).map_err(|why| peer.lacks(why))?;
+            let placed = peer.place_marker(id, name);
+            placed.map_err(|why| peer.lacks(why, OtherPeers::MayHaveIt))?;
         }
         Ok(())
     }
 
-    /// Waits for the asynchronous peers, for a limited time.
+    /// Result of the markers, after a limited time.
     async fn await_markers<E>(&self) -> Result<Vec<WaitingPeer>, SnapshotError<E>> {
-        let limit = Duration::from_millis(SNAPSHOT_MARKER_MS);
-        let asynchronous = || self.peers.iter().filter(|peer| peer.mode == Mode::Async);
-        let ended = asynchronous().map(|peer| {
-            peer.inner.wait(|state| match state.markers.state(self.id, peer.leg) {
-                Some(MarkerState::Waiting) => None,
-                _ => Some(()),
-            })
-        });
-        let _ = time::timeout(limit, join_all(ended)).await;
+        self.markers_ended().await;
         let (mut waiting, mut lacking) = (Vec::new(), None);
-        for peer in asynchronous() {
+        for peer in self.asynchronous() {
             let &Participant { volume, leg, .. } = peer;
-            let state = peer.inner.lock().markers.state(self.id, leg);
-            match state {
+            match peer.marker(self.id) {
                 Some(MarkerState::Taken) => {}
                 Some(MarkerState::Waiting) => waiting.push(WaitingPeer { volume, leg }),
                 Some(MarkerState::Refused(refusal)) => {
-                    lacking = Some(peer.lacks(SnapshotObstacle::Refused(refusal)));
+                    let why = SnapshotObstacle::Refused(refusal);
+                    lacking = Some(peer.lacks(why, OtherPeers::MayHaveIt));
                 }
                 Some(MarkerState::Lost) | None => {
                     return Err(SnapshotError::Unknown { volume, leg });
@@ -353,20 +410,17 @@ impl SnapshotPoint {
 }
 
 impl Participant {
-    async fn place_marker(
-        &self,
-        id: SnapshotId,
-        name: SnapshotName,
-    ) -> Result<(), SnapshotObstacle> {
-        loop {
-            match self.inner.place_marker((self.leg, self.session_id), id, name) {
-                MarkerPlacement::Placed => return Ok(()),
-                MarkerPlacement::QueueFull => self.inner.wait_for_queue_space(self.leg).await,
-                MarkerPlacement::TooMany => return Err(SnapshotObstacle::TooMany),
-                MarkerPlacement::Lost => {
-                    let phase = self.inner.lock().legs[self.leg].phase;
-                    return Err(SnapshotObstacle::NotInSync(phase));
-                }
+    fn marker(&self, id: SnapshotId) -> Option<MarkerState> {
+        self.inner.lock().markers.state(id, self.leg)
+    }
+
+    fn place_marker(&self, id: SnapshotId, name: SnapshotName) -> Result<(), SnapshotObstacle> {
+        match self.inner.place_marker((self.leg, self.session_id), id, name) {
+            MarkerPlacement::Placed => Ok(()),
+            MarkerPlacement::TooMany => Err(SnapshotObstacle::TooMany),
+            MarkerPlacement::Lost => {
+                let phase = self.inner.lock().legs[self.leg].phase;
+                Err(SnapshotObstacle::NotInSync(phase))
             }
         }
     }
@@ -415,10 +469,11 @@ impl Mirror {
             let is_last = ids.len() < SNAPSHOTS_PER_PAGE;
             found.extend(ids);
             if is_last {
-                break;
+                return Ok(found);
             }
         }
-        Ok(found)
+        // The list is incomplete, so it does not say what the peer lacks.
+        Err(SnapshotObstacle::Silent)
     }
 
     /// Deletes a snapshot from an attached peer's device, if it exists there.

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use flagstone_blockdev::IoError;
 use parking_lot::Mutex;
 
 use crate::agree::versions::LinkVersion;
@@ -14,8 +13,9 @@ use crate::session::target::{SourceCall, wait_in_order};
 use crate::wire::peer::{PeerAnswer, PeerRefusal, PeerReply};
 use crate::wire::snapshot::{SnapshotAction, SnapshotRequest};
 
-/// Answers an order of the attached source. It counts as a call of its session until it has ended
-/// on the device, even if its connection ends: no later source may write meanwhile.
+/// Answers an order of the attached source. The taking counts as a call of its session until it has
+/// ended on the device, even if its connection ends: no later source may write meanwhile. Other
+/// orders do not depend on the content, so an attachment does not wait for them.
 pub(crate) async fn answer(
     inner: &Arc<Inner>,
     served: SourceCall,
@@ -25,7 +25,10 @@ pub(crate) async fn answer(
     inner.check_speaks_snapshots()?;
     let order = match request.action {
         SnapshotAction::Take { order } => order,
-        SnapshotAction::Check | SnapshotAction::Delete => None,
+        SnapshotAction::Check | SnapshotAction::Delete => {
+            drop(served);
+            return inner.order_snapshot(request).await;
+        }
     };
     if let Some(order) = order {
         reorder.lock().arrived(order).map_err(|_| PeerRefusal::Range)?;
@@ -76,7 +79,7 @@ impl Inner {
         self.check_speaks_snapshots()?;
         let snapshots = self.leg_snapshots.get().ok_or(PeerRefusal::NoSnapshots)?;
         let found = snapshots.ids(page).await;
-        let ids = found.unwrap_or_else(|_: IoError| Err(PeerRefusal::SnapshotFailed))?;
+        let ids = found.unwrap_or(Err(PeerRefusal::SnapshotFailed))?;
         Ok(PeerReply::SnapshotIds(ids))
     }
 }
