@@ -83,6 +83,9 @@ pub(crate) async fn open_stack(
             if !volume.backing.devices().iter().any(DeviceSpec::is_in_memory) {
                 mirror.set_reopen(local_device_opener(volume, layers.clone(), shared, own, legs));
             }
+            if let Some(leg) = volume.backing.leg() {
+                mirror.set_leg_snapshots(legs.snapshots_of(config, leg));
+            }
             let device = mirror.device();
             mirrored = Some(mirror);
             device

@@ -150,6 +150,9 @@ pub(crate) struct CreateSnapshotArgs {
     /// VOLUME@SNAPSHOT, such as db@before-upgrade; several of one SNAPSHOT are taken together
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
+    /// Of mirrored volumes, only on this node
+    #[arg(long)]
+    pub(crate) local_only: bool,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }
@@ -188,6 +191,9 @@ pub(crate) struct RollbackArgs {
 pub(crate) struct DeleteSnapshotArgs {
     /// VOLUME@SNAPSHOT
     pub(crate) name: String,
+    /// Of a mirrored volume, only on this node
+    #[arg(long)]
+    pub(crate) local_only: bool,
     /// Skip the confirmation of data loss
     #[arg(long, short)]
     pub(crate) yes: bool,

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use flagstone_server::api::pool_document::{
-    DiffDocument, RangeDocument, SnapshotDocument, SnapshotsDocument,
+    DiffDocument, RangeDocument, SnapshotDocument, SnapshotPeerDocument, SnapshotPeerState,
+    SnapshotsDocument,
 };
 use flagstone_server::http::encode;
 use flagstone_units::display::size;
@@ -30,10 +31,20 @@ fn order(command: &SnapshotCommand) -> PoolRequest {
     let (action, name, body, asks_first, args) = match command {
         SnapshotCommand::Create(args) => {
             let (first, with) = args.names.split_first().expect("clap asks for one");
-            ("create", first, json!({"with": with}), false, &args.order)
+            let mut body = json!({"with": with});
+            if args.local_only {
+                body["local_only"] = true.into();
+            }
+            ("create", first, body, false, &args.order)
         }
         SnapshotCommand::Rollback(args) => losing("rollback", &args.name, &args.loss),
-        SnapshotCommand::Delete(args) => ("delete", &args.name, json!({}), !args.yes, &args.order),
+        SnapshotCommand::Delete(args) => {
+            let body = match args.local_only {
+                true => json!({"local_only": true}),
+                false => json!({}),
+            };
+            ("delete", &args.name, body, !args.yes, &args.order)
+        }
         SnapshotCommand::List(_) | SnapshotCommand::Diff(_) => unreachable!("they are no orders"),
     };
     let (body, args) = (object(body), args.clone());
@@ -45,7 +56,10 @@ async fn list(args: &ListSnapshotsArgs) -> Result<Exit, Failure> {
         let body = server.get_text("/v1/snapshots")?;
         let mut found = read::<SnapshotsDocument>(body.as_bytes())?.snapshots;
         if let Some(volume) = &args.volume {
-            found.retain(|snapshot| snapshot.name.split('@').next() == Some(volume));
+            found.retain(|snapshot| {
+                let own = snapshot.name.split('@').next() == Some(volume);
+                own || snapshot.mirrored.as_ref() == Some(volume)
+            });
         }
         match args.query.json {
             true => {
@@ -68,6 +82,7 @@ fn table(snapshots: &[SnapshotDocument]) -> String {
         ("size", Right),
         ("refers to", Right),
         ("pool", Left),
+        ("nodes", Left),
         ("clones", Left),
     ];
     let row = |snapshot: &SnapshotDocument| {
@@ -77,11 +92,31 @@ fn table(snapshots: &[SnapshotDocument]) -> String {
             size(snapshot.size_bytes),
             size(snapshot.referenced_bytes),
             snapshot.pool.clone(),
+            nodes(snapshot),
             snapshot.clones.join(", "),
         ]
     };
     let rows: Vec<Vec<String>> = snapshots.iter().map(row).collect();
     lines(&head, &rows).iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// The nodes that have a snapshot of a mirrored volume.
+fn nodes(snapshot: &SnapshotDocument) -> String {
+    if snapshot.mirrored.is_none() {
+        return String::new();
+    }
+    let peer = |peer: &SnapshotPeerDocument| match peer.state {
+        SnapshotPeerState::Present => Some(peer.name.clone()),
+        SnapshotPeerState::Missing => None,
+        other => Some(format!("{} ({other})", peer.name)),
+    };
+    let peers: Vec<String> = snapshot.peers.iter().filter_map(peer).collect();
+    match (snapshot.peers.is_empty(), peers.is_empty()) {
+        // Only the source knows more.
+        (true, _) => "this node".to_owned(),
+        (false, true) => "this node only".to_owned(),
+        (false, false) => format!("this node, {}", peers.join(", ")),
+    }
 }
 
 /// Asks for part after part.

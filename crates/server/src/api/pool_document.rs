@@ -458,6 +458,37 @@ pub struct SnapshotDocument {
     pub encrypted: bool,
     /// Volumes that are clones of it.
     pub clones: Vec<String>,
+    /// Mirrored volume of whose leg it is a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirrored: Option<String>,
+    /// At the source of that volume: its peers, and whether they have the snapshot of this `id`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<SnapshotPeerDocument>,
+}
+
+/// A peer, in a snapshot of a mirrored volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SnapshotPeerDocument {
+    /// Name of the peer.
+    pub name: String,
+    /// Whether it has the snapshot.
+    pub state: SnapshotPeerState,
+}
+
+named! {
+    /// Whether a peer has a snapshot of its source.
+    #[derive(Default)]
+    pub enum SnapshotPeerState {
+        /// It has the same content.
+        Present = "present",
+        /// It takes it when it has the writes queued before it.
+        Waiting = "waiting",
+        /// It has none.
+        Missing = "missing",
+        /// It does not answer.
+        Silent = "silent",
+        _ => Unknown
+    }
 }
 
 /// `POST /v1/volumes/{name}/receive`

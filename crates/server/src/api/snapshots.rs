@@ -10,16 +10,17 @@ use serde::Deserialize;
 
 use super::pool_document::{
     DiffDocument, OrderDocument, RangeDocument, ReceiveDocument, SnapshotAction, SnapshotDocument,
-    SnapshotsDocument,
+    SnapshotPeerDocument, SnapshotsDocument,
 };
 use super::pools::{body, run, unknown_action};
 use super::{Api, on};
 use crate::http::limits::{STREAM_PATTERN, STREAM_TYPE};
 use crate::http::router::StreamBytes;
 use crate::http::{Call, Problem, Router};
-use crate::pools::ReceivePart;
+use crate::pools::{ReceivePart, SnapshotPeer, SnapshotPlaces};
 
-/// Body of an order on a snapshot. `create` takes `with`, `rollback` takes `force`.
+/// Body of an order on a snapshot. `create` takes `with` and `local_only`, `delete` takes
+/// `local_only`, `rollback` takes `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "SnapshotOrder")]
@@ -28,19 +29,22 @@ struct SnapshotBody {
     /// Further snapshots, `VOLUME@SNAPSHOT`, to be taken at the same point of the order of writes.
     with: Vec<String>,
     force: bool,
+    /// Only on this node, for snapshots of mirrored volumes.
+    local_only: bool,
 }
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
     let all = async |api: Rc<Api>, _| {
-        let found = api.server.snapshots().into_iter();
-        let snapshots = found.map(|(pool, info)| document(pool, info)).collect();
+        let found = api.server.snapshots();
+        let snapshots = documents(&api, found).await;
         Ok(SnapshotsDocument { snapshots })
     };
     router.get("/v1/snapshots", "All snapshots of volumes of pools.", on(api, all));
     let description = "One snapshot.";
     let one = async |api: Rc<Api>, call: Call| {
         let (found, info) = api.server.find_snapshot(call.text("name"))?;
-        Ok(document(found.pool_name, info))
+        let mut documents = documents(&api, vec![(found.pool_name, info)]).await;
+        documents.pop().ok_or_else(|| Problem::not_found("there is no such snapshot"))
     };
     router.get("/v1/snapshots/{name}", description, on(api, one));
     let description = "What differs between two snapshots of a pool, from `offset_bytes` on.";
@@ -60,8 +64,23 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
         .takes::<SnapshotBody>();
 }
 
-fn document(pool: String, info: SnapshotInfo) -> SnapshotDocument {
+/// Asks the peers of mirrored volumes whether they have the snapshots, too.
+async fn documents(api: &Api, found: Vec<(String, SnapshotInfo)>) -> Vec<SnapshotDocument> {
+    let places = api.server.snapshot_places(&found).await;
+    let with_places = found.into_iter().zip(places);
+    with_places.map(|((pool, info), places)| document(pool, info, places)).collect()
+}
+
+fn document(pool: String, info: SnapshotInfo, places: Option<SnapshotPlaces>) -> SnapshotDocument {
+    let (mirrored, peers) = match places {
+        Some(SnapshotPlaces { mirrored, peers }) => (Some(mirrored), peers),
+        None => (None, Vec::new()),
+    };
+    let peers =
+        peers.into_iter().map(|SnapshotPeer { name, state }| SnapshotPeerDocument { name, state });
     SnapshotDocument {
+        mirrored,
+        peers: peers.collect(),
         name: info.name,
         pool,
         id: info.id.to_string(),
@@ -128,11 +147,11 @@ impl Api {
         let action = SnapshotAction::ALL.into_iter().find(|action| action.name() == word);
         let action = action.ok_or_else(|| unknown_action(word, known))?;
         let takes: &[&str] = match action {
-            SnapshotAction::Create => &["with"],
+            SnapshotAction::Create => &["with", "local_only"],
             SnapshotAction::Rollback => &["force"],
-            SnapshotAction::Delete => &[],
+            SnapshotAction::Delete => &["local_only"],
         };
-        let SnapshotBody { dry_run, with, force } = body(&call, takes)?;
+        let SnapshotBody { dry_run, with, force, local_only } = body(&call, takes)?;
         let snapshot = redact::text(&name);
         tracing::info!(caller = %call.caller, snapshot, %action, dry_run, "snapshot order requested");
         let (server, of) = (self.server.clone(), name.clone());
@@ -140,10 +159,10 @@ impl Api {
             match action {
                 SnapshotAction::Create => {
                     let names: Vec<String> = std::iter::once(of).chain(with).collect();
-                    server.create_snapshots(&names, dry_run).await
+                    server.order_snapshots(&names, local_only, dry_run).await
                 }
                 SnapshotAction::Rollback => server.rollback(&of, force, dry_run).await,
-                SnapshotAction::Delete => server.delete_snapshot(&of, dry_run).await,
+                SnapshotAction::Delete => server.order_deletion(&of, local_only, dry_run).await,
             }
         };
         run(name, dry_run, work).await

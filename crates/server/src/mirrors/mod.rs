@@ -44,7 +44,9 @@ use flagstone_mirror::manage::replica::{LogMoves, Replica, read_superblock};
 use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
-use flagstone_mirror::{ConsistencyGroup, LinkVersions, Mirror, PeerOptions, Undelivered};
+use flagstone_mirror::{
+    ConsistencyGroup, LegSnapshots, LinkVersions, Mirror, PeerOptions, Undelivered,
+};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::{HostOptions, RemoteTls};
@@ -141,6 +143,8 @@ pub(crate) struct MirroredVolume {
     open_local_device: RefCell<Option<OpenLocalDevice>>,
     /// The device is a volume of a pool.
     is_leg: bool,
+    /// Takes snapshots of such a device.
+    leg_snapshots: RefCell<Option<Arc<dyn LegSnapshots>>>,
     /// Where the intent log is, if separate: as configured, until it is moved.
     log_spec: RefCell<Option<DeviceSpec>>,
     /// Device of the intent log, if separate and the replica is open.
@@ -256,6 +260,7 @@ impl MirroredVolume {
             reopenable,
             open_local_device: RefCell::default(),
             is_leg: volume.backing.leg().is_some(),
+            leg_snapshots: RefCell::default(),
             log_spec: RefCell::new(mirror.intent_log.clone()),
             log: RefCell::default(),
             reopenable_log: RefCell::default(),
@@ -471,6 +476,10 @@ impl MirroredVolume {
         *self.open_local_device.borrow_mut() = Some(open_local_device);
     }
 
+    pub(crate) fn set_leg_snapshots(&self, snapshots: Arc<dyn LegSnapshots>) {
+        *self.leg_snapshots.borrow_mut() = Some(snapshots);
+    }
+
     /// Runs the mirror on this replica: serves the local leg to peers, and hosts if that is safe,
     /// which excludes unverified data. A mirror that fails to start is closed.
     async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), MirrorFailure> {
@@ -530,6 +539,9 @@ impl MirroredVolume {
             }
             None => Mirror::in_group(versions, replica, peers, membership),
         };
+        if let Some(snapshots) = &*self.leg_snapshots.borrow() {
+            mirror.set_leg_snapshots(snapshots.clone());
+        }
         let target = self.target()?;
         // Before the replica can be reached.
         target.set_tls_keys(&self.replica_nqn, tls);

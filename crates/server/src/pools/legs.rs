@@ -184,7 +184,7 @@ impl LegOpener {
         error_of(volume, leg, self.open_pool(pool).err().unwrap_or_else(closed))
     }
 
-    fn open_pool(&self, name: &str) -> Result<Pool, String> {
+    pub(super) fn open_pool(&self, name: &str) -> Result<Pool, String> {
         match self.slots.borrow().get(name).map(|slot| &slot.state) {
             None => Err(format!(
                 "there is no pool {name}: run flagstone pool create {name} DEVICE…, or correct the \

@@ -31,7 +31,7 @@ pub(crate) struct CloneVolume {
 ///
 /// # Errors
 /// 422 unless it has the form `VOLUME@SNAPSHOT`.
-fn parts(full: &str) -> Result<(&str, &str), Problem> {
+pub(super) fn parts(full: &str) -> Result<(&str, &str), Problem> {
     let parts = full.split_once('@').filter(|(volume, name)| !volume.is_empty() && is_name(name));
     parts.ok_or_else(|| {
         let help = "write VOLUME@SNAPSHOT, such as db@before-upgrade";
@@ -40,7 +40,7 @@ fn parts(full: &str) -> Result<(&str, &str), Problem> {
 }
 
 /// Volume part of a name that may be malformed.
-fn volume_of(full: &str) -> &str {
+pub(super) fn volume_of(full: &str) -> &str {
     full.split_once('@').map_or(full, |(volume, _)| volume)
 }
 
@@ -170,6 +170,13 @@ impl Server {
         force: bool,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
+        if self.is_mirrored(parts(full)?.0) {
+            let local = self.local_name(full)?;
+            return Err(Problem::conflict(format!(
+                "a mirrored volume is not rolled back in place: run flagstone volume clone {local} \
+                 NAME, and copy from that volume"
+            )));
+        }
         let _order = self.pools.order_on(&[parts(full)?.0], None).await?;
         let (volume, own) = parts(full)?;
         self.settle(volume).await;
