@@ -440,7 +440,8 @@ impl Mirror {
     /// The session of an attached peer that knows snapshots.
     fn snapshot_session(&self, leg: usize) -> Result<SharedSession, SnapshotObstacle> {
         let state = self.0.lock();
-        let own = &state.legs[leg];
+        // A mirror that was replaced meanwhile may have fewer legs than its volume has peers.
+        let own = state.legs.get(leg).ok_or(SnapshotObstacle::Silent)?;
         let session = own.session.clone().filter(|_| own.receives_writes);
         let session = session.ok_or(SnapshotObstacle::NotInSync(own.phase))?;
         match self.0.speaks_snapshots(own) {
