@@ -231,6 +231,15 @@ impl Pool {
         volume_table.snapshots().filter_map(&mut info).collect()
     }
 
+    /// Identifiers of the snapshots of a volume, in the order of their creation.
+    pub fn snapshot_ids(&self, volume: &str) -> Vec<PoolId> {
+        let state = self.shared().state.lock();
+        let Some(owner) = state.volume_table.by_name(volume) else { return Vec::new() };
+        let snapshots = state.volume_table.snapshots();
+        let own = snapshots.filter(|snapshot| snapshot.owner() == Some(owner.id));
+        own.map(|snapshot| snapshot.uuid).collect()
+    }
+
     /// The snapshot `volume@snapshot` as a read-only device.
     ///
     /// # Errors
@@ -251,11 +260,25 @@ impl Pool {
     /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::InUse`] if more than one volume or snapshot
     /// has it as parent; errors of the devices.
     pub async fn delete_snapshot(&self, name: &str) -> Result<(), VolumeError> {
+        self.delete_matching(name, None).await
+    }
+
+    /// As [`Pool::delete_snapshot`], unless the snapshot of this name has another identifier by
+    /// then.
+    ///
+    /// # Errors
+    /// As [`Pool::delete_snapshot`].
+    pub async fn delete_exact_snapshot(&self, name: &str, id: PoolId) -> Result<(), VolumeError> {
+        self.delete_matching(name, Some(id)).await
+    }
+
+    async fn delete_matching(&self, name: &str, id: Option<PoolId>) -> Result<(), VolumeError> {
         let order = self.order(OrderKind::Deletion).await?;
         let snapshot = loop {
             let reaping = {
                 let state = self.shared().state.lock();
                 let found = state.volume_table.snapshot_by_name(name);
+                let found = found.filter(|found| id.is_none_or(|id| found.uuid == id));
                 let snapshot = found.ok_or_else(|| self.unknown_snapshot(name))?.id;
                 let children: Vec<_> = state.volume_table.children(snapshot).collect();
                 if children.len() <= 1 {
