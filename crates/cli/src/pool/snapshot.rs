@@ -105,17 +105,20 @@ fn nodes(snapshot: &SnapshotDocument) -> String {
     if snapshot.mirrored.is_none() {
         return String::new();
     }
-    let peer = |peer: &SnapshotPeerDocument| match peer.state {
-        SnapshotPeerState::Present => Some(peer.name.clone()),
-        SnapshotPeerState::Missing => None,
-        other => Some(format!("{} ({other})", peer.name)),
-    };
-    let peers: Vec<String> = snapshot.peers.iter().filter_map(peer).collect();
-    match (snapshot.peers.is_empty(), peers.is_empty()) {
+    let have = |peer: &&SnapshotPeerDocument| peer.state == SnapshotPeerState::Present;
+    let having = snapshot.peers.iter().filter(have).map(|peer| peer.name.clone());
+    let having: Vec<String> = std::iter::once("this node".to_owned()).chain(having).collect();
+    let others = snapshot.peers.iter().filter_map(|peer| match peer.state {
+        SnapshotPeerState::Present | SnapshotPeerState::Missing => None,
+        SnapshotPeerState::Waiting => Some(format!("; {} takes it later", peer.name)),
+        SnapshotPeerState::Silent => Some(format!("; {} does not answer", peer.name)),
+        SnapshotPeerState::Unknown => Some(format!("; {} is in an unknown state", peer.name)),
+    });
+    let others: String = others.collect();
+    match (&snapshot.peers[..], having.len(), others.is_empty()) {
         // Only the source knows more.
-        (true, _) => "this node".to_owned(),
-        (false, true) => "this node only".to_owned(),
-        (false, false) => format!("this node, {}", peers.join(", ")),
+        ([_, ..], 1, true) => "this node only".to_owned(),
+        _ => having.join(", ") + &others,
     }
 }
 
