@@ -57,7 +57,7 @@ use crate::failover::Lease;
 use crate::failover::members::MemberState;
 use crate::io::queue::{QueueLimits, QueueSlot, WriteQueue};
 use crate::io::reorder::{Numbering, ReorderBuffer};
-use crate::io::write::is_next;
+use crate::io::write::{Turn, turn};
 use crate::limits::{FOLLOW_LEADER_MS, GATHER_MS, GROUP_MEMBERS_MAX, PEERS_MAX};
 use crate::mirror::{Inner, LegState, Mirror};
 use crate::state::machine::{Following, following};
@@ -139,9 +139,9 @@ impl GroupSession {
         Some(GroupSlot { session: self.clone(), slot })
     }
 
-    /// Adds a marker, which has no payload.
+    /// Queues a marker. The caller holds the lock of the numbering.
     pub(crate) fn push_marker(self: &Arc<Self>) -> GroupSlot {
-        let slot = self.queue.lock().push_marker(0);
+        let slot = self.queue.lock().push_marker();
         GroupSlot { session: self.clone(), slot }
     }
 
@@ -160,10 +160,10 @@ pub(crate) struct GroupSlot {
 }
 
 impl GroupSlot {
-    /// Counts the write as sent if it may be sent now. Otherwise wakes `waker` when it may.
-    pub(crate) fn is_next(&self, waker: &Waker) -> bool {
+    /// Counts the entry as sent if it may be sent now. Otherwise wakes `waker` when it may.
+    pub(crate) fn turn(&self, waker: &Waker) -> Turn {
         let decision = self.session.queue.lock().send(self.slot, waker);
-        is_next(decision)
+        turn(decision)
     }
 
     /// Removes a write that was acknowledged or abandoned.

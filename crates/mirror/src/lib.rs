@@ -19,7 +19,7 @@ pub mod group;
 pub mod id;
 pub mod intent_log;
 pub mod io;
-mod join;
+pub mod join;
 pub mod limits;
 pub mod manage;
 pub mod mirror;

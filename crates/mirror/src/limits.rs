@@ -121,19 +121,33 @@ pub const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 /// Interval at which a source asks its peers whether they have finished zeroing, in milliseconds.
 pub const ZERO_POLL_MS: u64 = 200;
 
+/// Default age at which a request to a peer without an answer ends the connection, in milliseconds.
+pub const PEER_TIMEOUT_MS: u64 = 5000;
+
 /// Longest name of a snapshot, in bytes: that of a pool.
 pub const SNAPSHOT_NAME_BYTES: usize = 128;
 /// Snapshots in one page of a peer's list.
 pub const SNAPSHOTS_PER_PAGE: usize = 256;
 /// Most pages of a peer's list that are read: more snapshots than a pool has.
-pub const SNAPSHOT_PAGES_MAX: u64 = 256;
+pub const SNAPSHOT_PAGES_MAX: usize = 256;
+/// Longest wait for one page of a peer's list, in milliseconds.
+pub const SNAPSHOT_PAGE_MS: u64 = 2000;
+/// Longest time for which the request of a source waits for the pool of its peer, in milliseconds.
+pub const SNAPSHOT_WAIT_MS: u32 = 1000;
+/// Part of the peer's timeout for which such a request waits at most: with the time on the link, it
+/// is answered before that timeout ends the connection.
+pub const SNAPSHOT_WAIT_PART: u32 = 4;
 /// Longest time for which a snapshot holds host writes, in milliseconds. They take some
 /// milliseconds if the disks and the link are sound.
 pub const SNAPSHOT_HOLD_MS: u64 = 5000;
-/// How long the order of a snapshot waits for peers whose pools are busy, in milliseconds. Hosts
-/// write meanwhile.
+/// Part of it that is left for the peers, or they are not asked. Longer than [`SNAPSHOT_WAIT_MS`]:
+/// a peer that does not answer is disconnected.
+pub const SNAPSHOT_PEER_MS: u64 = 3000;
+/// How long an order waits for peers whose pools are busy, in milliseconds. Hosts write meanwhile.
 pub const SNAPSHOT_CHECK_MS: u64 = 5000;
-/// Interval at which it asks such a peer again, in milliseconds.
+/// How long a snapshot stops the queue of an asynchronous peer whose pool is busy, in milliseconds.
+pub const SNAPSHOT_BUSY_MS: u64 = 10_000;
+/// Interval at which a busy peer is asked again, in milliseconds.
 pub const SNAPSHOT_POLL_MS: u64 = 50;
 /// Longest time for which a snapshot waits for writes in flight, in milliseconds: they may wait
 /// for a checkpoint that the prepared snapshot keeps from starting.

@@ -1,7 +1,9 @@
 //! Options of a mirror, as set by its configuration.
 
+use std::time::Duration;
+
 use crate::io::queue::QueueLimits;
-use crate::limits::{QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
+use crate::limits::{PEER_TIMEOUT_MS, QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
 use crate::named;
 use crate::session::pace::PaceLimits;
 use crate::wire::peer::SharedConnector;
@@ -115,6 +117,8 @@ pub struct PeerOptions {
     pub after_split_brain: AfterSplitBrain,
     /// A resync compares checksums first and copies only blocks that differ.
     pub compare: bool,
+    /// Age at which a request without an answer ends the connection.
+    pub timeout: Duration,
 }
 
 impl PeerOptions {
@@ -135,6 +139,7 @@ impl PeerOptions {
             pace: PaceLimits::default(),
             after_split_brain: AfterSplitBrain::Manual,
             compare: false,
+            timeout: Duration::from_millis(PEER_TIMEOUT_MS),
         }
     }
 

@@ -76,17 +76,18 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
         PeerRequest::Discard { base, expected } => {
             wire::ReplicaRequest::Discard { base: base.0, expected: expected.0 }
         }
-        PeerRequest::Snapshot(SnapshotRequest { id, name, action }) => {
-            let (action, order) = match action {
-                SnapshotAction::Check => (wire::SnapshotAction::Check, None),
-                SnapshotAction::Take { order } => (wire::SnapshotAction::Take, order),
-                SnapshotAction::Delete => (wire::SnapshotAction::Delete, None),
+        PeerRequest::Snapshot(SnapshotRequest { id, name, action, wait_ms }) => {
+            let action = match action {
+                SnapshotAction::Check => wire::SnapshotAction::Check,
+                SnapshotAction::Take => wire::SnapshotAction::Take,
+                SnapshotAction::Find => wire::SnapshotAction::Find,
+                SnapshotAction::Delete => wire::SnapshotAction::Delete,
             };
-            let command = wire::SnapshotCommand { action, order: order.map(order_to_wire) };
+            let command = wire::SnapshotCommand { action, wait_ms };
             let snapshot = wire::Snapshot::new(id.0, name.as_str())?;
             wire::ReplicaRequest::Snapshot { snapshot, command }
         }
-        PeerRequest::SnapshotIds { page } => wire::ReplicaRequest::Snapshots { page },
+        PeerRequest::SnapshotIds { after } => wire::ReplicaRequest::Snapshots { after: after.0 },
         PeerRequest::Checksums { offset, len, unit_bytes } => {
             let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
             if unit_bytes < wire::CHECK_UNIT_MIN_BYTES {
@@ -211,15 +212,17 @@ pub(crate) fn from_wire(request: wire::ReplicaRequest) -> Option<PeerRequest> {
         wire::ReplicaRequest::Snapshot { snapshot, command } => {
             let action = match command.action {
                 wire::SnapshotAction::Check => SnapshotAction::Check,
-                wire::SnapshotAction::Take => {
-                    SnapshotAction::Take { order: command.order.map(order_from_wire) }
-                }
+                wire::SnapshotAction::Take => SnapshotAction::Take,
+                wire::SnapshotAction::Find => SnapshotAction::Find,
                 wire::SnapshotAction::Delete => SnapshotAction::Delete,
             };
             let (id, name) = (SnapshotId(snapshot.id), SnapshotName::new(snapshot.name())?);
-            PeerRequest::Snapshot(SnapshotRequest { id, name, action })
+            let wait_ms = command.wait_ms;
+            PeerRequest::Snapshot(SnapshotRequest { id, name, action, wait_ms })
         }
-        wire::ReplicaRequest::Snapshots { page } => PeerRequest::SnapshotIds { page },
+        wire::ReplicaRequest::Snapshots { after } => {
+            PeerRequest::SnapshotIds { after: SnapshotId(after) }
+        }
     })
 }
 
@@ -421,6 +424,7 @@ pub(crate) fn refusal_to_wire(refusal: PeerRefusal) -> (Status, u64) {
         PeerRefusal::Group => (wire::ReplicaRefusal::GROUP, 0),
         PeerRefusal::NoSnapshots => (wire::ReplicaRefusal::NO_SNAPSHOTS, 0),
         PeerRefusal::SnapshotExists => (wire::ReplicaRefusal::SNAPSHOT_EXISTS, 0),
+        PeerRefusal::SnapshotMissing => (wire::ReplicaRefusal::SNAPSHOT_MISSING, 0),
         PeerRefusal::SnapshotInUse => (wire::ReplicaRefusal::SNAPSHOT_IN_USE, 0),
         PeerRefusal::SnapshotFailed => (wire::ReplicaRefusal::SNAPSHOT_FAILED, 0),
     };
@@ -444,6 +448,7 @@ pub(crate) fn refusal(status: Status, result: u64) -> Option<PeerRefusal> {
         Group,
         NoSnapshots,
         SnapshotExists,
+        SnapshotMissing,
         SnapshotInUse,
         SnapshotFailed,
     ];
@@ -499,7 +504,7 @@ mod tests {
             .filter_map(|code| refusal(wire::ReplicaRefusal(code).status(), u64::MAX))
             .map(|refusal| (refusal, refusal_to_wire(refusal)))
             .collect();
-        assert_eq!(all.len(), 15);
+        assert_eq!(all.len(), 16);
         for (expected, (status, result)) in all {
             assert!(status.is_dnr());
             assert_eq!(refusal(status, result), Some(expected));

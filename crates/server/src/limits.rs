@@ -88,18 +88,18 @@ pub const KEY_FILES_AT_ONCE: usize = 16;
 /// Requests of a source for snapshots of one leg that wait at a time. Each is a few hundred bytes.
 pub const LEG_SNAPSHOTS_MAX: usize = 32;
 
-/// Part of the shortest timeout of a peer for which such a request waits for the pool: with the
-/// time on the link, it is answered before that timeout.
-pub const LEG_SNAPSHOT_TIMEOUT_PART: u32 = 4;
-
 /// Attempts to take snapshots of mirrored volumes while pools are busy.
 pub const SNAPSHOT_ATTEMPTS: usize = 5;
 
 /// Longest wait of one attempt for the pools of this node, which it holds together.
 pub const SNAPSHOT_PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Mirrored volumes whose snapshots are taken together. A target takes them one after the other,
+/// within the time that its source waits.
+pub const MIRROR_SNAPSHOTS_MAX: usize = 16;
+
 /// Longest wait for the lists of snapshots of all peers, for a document that lists them.
-pub const PEER_SNAPSHOTS_TIMEOUT: Duration = Duration::from_secs(2);
+pub const PEER_SNAPSHOTS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest wait of an order for the order before it. Longer than [`RETIRE_TIMEOUT`], and shorter
 /// than the timeout of clients.

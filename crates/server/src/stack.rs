@@ -84,7 +84,7 @@ pub(crate) async fn open_stack(
                 mirror.set_reopen(local_device_opener(volume, layers.clone(), shared, own, legs));
             }
             if let Some(leg) = volume.backing.leg() {
-                mirror.set_leg_snapshots(legs.snapshots_of(config, leg));
+                mirror.set_leg_snapshots(legs.snapshots_of(leg));
             }
             let device = mirror.device();
             mirrored = Some(mirror);

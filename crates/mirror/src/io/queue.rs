@@ -3,8 +3,10 @@
 //!
 //! Guarantees:
 //! - it holds at most [`QueueLimits::high_bytes`] and [`QueueLimits::writes`], counting each write
-//!   with its payload. Markers have no payload, and are added even if it is full;
+//!   with its payload. Markers are no writes, and are added even if it is full;
 //! - writes are sent in order of arrival, with a bounded amount unacknowledged;
+//! - a marker is sent when everything before it has completed, and nothing after it is sent before
+//!   it has completed. If it is lost, nothing after it is sent at all;
 //! - after it was full, it accepts writes again only at the low mark. A source that is too fast is
 //!   throttled in long intervals instead of at every write;
 //! - its lag is always known: the bytes in it, and the age of the oldest write.
@@ -39,10 +41,19 @@ pub(crate) enum SendDecision {
         next: Option<Waker>,
     },
     Wait,
+    /// A marker before it was lost.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryKind {
+    Write,
+    Marker,
 }
 
 #[derive(Debug)]
 struct QueueEntry {
+    kind: EntryKind,
     bytes: u64,
     since_ns: u64,
     state: State,
@@ -71,6 +82,8 @@ pub(crate) struct WriteQueue {
     space_wakers: Vec<Waker>,
     /// Tasks that wait until all writes before a position have completed.
     position_wakers: Vec<(QueueSlot, Waker)>,
+    /// Entries before this position are not sent any more.
+    lost_before: u64,
 }
 
 impl WriteQueue {
@@ -86,6 +99,7 @@ impl WriteQueue {
             is_full: false,
             space_wakers: Vec::new(),
             position_wakers: Vec::new(),
+            lost_before: 0,
         }
     }
 
@@ -98,19 +112,21 @@ impl WriteQueue {
 
     /// Adds a write, if the queue is not full.
     pub(crate) fn push(&mut self, bytes: u64, now_ns: u64) -> Option<QueueSlot> {
-        self.has_space(bytes).then(|| self.add(bytes, now_ns))
-    }
-
-    /// Adds an entry without payload, also if the queue is full. The caller limits their number.
-    pub(crate) fn push_marker(&mut self, now_ns: u64) -> QueueSlot {
-        self.add(0, now_ns)
-    }
-
-    fn add(&mut self, bytes: u64, now_ns: u64) -> QueueSlot {
-        let slot = QueueSlot(self.first + self.entries.len() as u64);
-        let state = State::Waiting;
-        self.entries.push_back(QueueEntry { bytes, since_ns: now_ns, state, waker: None });
+        if !self.has_space(bytes) {
+            return None;
+        }
         (self.bytes, self.writes) = (self.bytes + bytes, self.writes + 1);
+        Some(self.add(EntryKind::Write, bytes, now_ns))
+    }
+
+    /// Adds a marker, also if the queue is full. The caller limits their number.
+    pub(crate) fn push_marker(&mut self) -> QueueSlot {
+        self.add(EntryKind::Marker, 0, 0)
+    }
+
+    fn add(&mut self, kind: EntryKind, bytes: u64, since_ns: u64) -> QueueSlot {
+        let (slot, state) = (self.end(), State::Waiting);
+        self.entries.push_back(QueueEntry { kind, bytes, since_ns, state, waker: None });
         slot
     }
 
@@ -127,40 +143,56 @@ impl WriteQueue {
 
     /// Counts a write as sent if it may be sent now. Otherwise wakes `waker` when it may.
     pub(crate) fn send(&mut self, slot: QueueSlot, waker: &Waker) -> SendDecision {
-        let is_next = self.unsent == slot.0;
-        let Some(bytes) = self.entry(slot).map(|entry| entry.bytes) else {
-            return SendDecision::Send { next: None };
-        };
-        if is_next && self.fits(bytes) {
-            self.window += bytes;
-            self.unsent += 1;
-            if let Some(entry) = self.entry(slot) {
-                (entry.state, entry.waker) = (State::Sent, None);
-            }
-            return SendDecision::Send { next: self.next_to_send() };
+        if slot.0 < self.lost_before {
+            return SendDecision::Lost;
         }
-        if let Some(entry) = self.entry(slot) {
+        let may_go = self.unsent == slot.0 && self.next_may_go();
+        let Some(entry) = self.entry(slot) else { return SendDecision::Send { next: None } };
+        if !may_go {
             entry.waker = Some(waker.clone());
+            return SendDecision::Wait;
         }
-        SendDecision::Wait
+        (entry.state, entry.waker) = (State::Sent, None);
+        self.window += entry.bytes;
+        self.unsent += 1;
+        SendDecision::Send { next: self.next_to_send() }
     }
 
-    fn fits(&self, bytes: u64) -> bool {
-        self.window == 0 || self.window + bytes <= self.limits.window_bytes
+    /// True if the entry after those that were sent may be sent.
+    fn next_may_go(&mut self) -> bool {
+        let is_first = self.unsent == self.first;
+        let Some(&mut QueueEntry { kind, bytes, .. }) = self.entry(QueueSlot(self.unsent)) else {
+            return false;
+        };
+        match kind {
+            EntryKind::Marker => is_first,
+            // A marker that was sent is the first entry until it has completed.
+            EntryKind::Write => {
+                let behind_marker = !is_first
+                    && self.entries.front().is_some_and(|entry| entry.kind == EntryKind::Marker);
+                let fits = self.window == 0 || self.window + bytes <= self.limits.window_bytes;
+                fits && !behind_marker
+            }
+        }
     }
 
-    /// The waker of the next write to send, if it waits and fits.
+    /// The waker of the next entry to send, if it waits and may be sent.
     pub(crate) fn next_to_send(&mut self) -> Option<Waker> {
-        let slot = QueueSlot(self.unsent);
-        let bytes = self.entry(slot)?.bytes;
-        if self.fits(bytes) { self.entry(slot)?.waker.take() } else { None }
+        let may_go = self.next_may_go();
+        self.entry(QueueSlot(self.unsent)).filter(|_| may_go)?.waker.take()
+    }
+
+    /// The session ended while the result of a marker was unknown: no entry of the session is sent
+    /// after it. The caller has ended the session, so no other entry of it follows.
+    pub(crate) fn lose_after_marker(&mut self) {
+        self.lost_before = self.end().0;
     }
 
     /// The write was acknowledged, or given up with its attachment.
     pub(crate) fn completed(&mut self, slot: QueueSlot) {
         let unsent = self.unsent;
         let Some(entry) = self.entry(slot) else { return };
-        let (bytes, state) = (entry.bytes, entry.state);
+        let (kind, bytes, state) = (entry.kind, entry.bytes, entry.state);
         if state == State::Completed {
             return;
         }
@@ -170,7 +202,9 @@ impl WriteQueue {
         } else if slot.0 == unsent {
             self.unsent += 1;
         }
-        (self.bytes, self.writes) = (self.bytes - bytes, self.writes - 1);
+        if kind == EntryKind::Write {
+            (self.bytes, self.writes) = (self.bytes - bytes, self.writes - 1);
+        }
         while self.entries.front().is_some_and(|entry| entry.state == State::Completed) {
             self.entries.pop_front();
             self.first += 1;
@@ -217,7 +251,10 @@ impl WriteQueue {
 
     /// Bytes in the queue, and the age of its oldest write in nanoseconds.
     pub(crate) fn lag(&self, now_ns: u64) -> (u64, u64) {
-        let oldest = self.entries.front().map_or(now_ns, |entry| entry.since_ns);
+        let mut entries = self.entries.iter();
+        let oldest = entries
+            .find(|entry| entry.kind == EntryKind::Write && entry.state != State::Completed)
+            .map_or(now_ns, |entry| entry.since_ns);
         (self.bytes, now_ns.saturating_sub(oldest))
     }
 
@@ -265,16 +302,52 @@ mod tests {
 
     /// A snapshot of the source's own device exists when its marker is added.
     #[test]
-    fn full_queue_takes_markers_in_order() {
+    fn full_queue_takes_marker() {
         let mut queue = WriteQueue::new(LIMITS);
         let first = queue.push(100, 0).unwrap();
         assert_eq!(queue.push(1, 0), None);
-        let marker = queue.push_marker(0);
+        let marker = queue.push_marker();
+        assert_eq!(queue.writes(), 1, "a marker is no write");
         assert!(sends(&mut queue, first) && !queue.has_space(0));
         queue.completed(first);
+        assert_eq!(queue.lag(7), (0, 0), "the peer has all writes");
         assert!(sends(&mut queue, marker));
         queue.completed(marker);
         assert!(queue.has_space(100));
+    }
+
+    /// A marker that is in flight has an age, which a timeout limits. Behind a backlog it has none.
+    #[test]
+    fn marker_separates_writes_before_and_after() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let before = [0, 1].map(|now| queue.push(5, now).unwrap());
+        let marker = queue.push_marker();
+        let after = queue.push(5, 2).unwrap();
+        assert!(before.into_iter().all(|slot| sends(&mut queue, slot)));
+        queue.completed(before[1]);
+        assert!(!sends(&mut queue, marker), "the first has not completed");
+        assert!(queue.next_to_send().is_none());
+        queue.completed(before[0]);
+        assert!(queue.next_to_send().is_some(), "the marker waits");
+        assert!(!sends(&mut queue, after) && sends(&mut queue, marker));
+        assert!(!sends(&mut queue, after) && queue.next_to_send().is_none());
+        queue.completed(marker);
+        assert!(queue.next_to_send().is_some() && sends(&mut queue, after));
+    }
+
+    /// The target may take the snapshot late: a write after it would change the content.
+    #[test]
+    fn nothing_is_sent_after_lost_marker() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let marker = queue.push_marker();
+        let after = queue.push(5, 0).unwrap();
+        assert!(sends(&mut queue, marker) && !sends(&mut queue, after));
+        queue.lose_after_marker();
+        queue.completed(marker);
+        assert!(matches!(queue.send(after, Waker::noop()), SendDecision::Lost));
+        queue.completed(after);
+        let next_session = queue.push(5, 1).unwrap();
+        assert!(sends(&mut queue, next_session));
     }
 
     #[test]
@@ -361,8 +434,9 @@ mod tests {
         /// Whatever is given up or acknowledged, the limits hold, and the oldest waiting write can
         /// be sent once the sent writes have completed.
         #[test]
-        fn queue_is_bounded_and_never_stuck(steps in prop::collection::vec((0u8..3, any::<usize>()), 0..200)) {
+        fn queue_is_bounded_and_never_stuck(steps in prop::collection::vec((0u8..4, any::<usize>()), 0..200)) {
             let mut queue = WriteQueue::new(LIMITS);
+            // A marker has 0 bytes, and no write has.
             let mut waiting: Vec<(QueueSlot, u64)> = Vec::new();
             let mut sent: Vec<(QueueSlot, u64)> = Vec::new();
             for (now, (what, which)) in steps.into_iter().enumerate() {
@@ -377,6 +451,7 @@ mod tests {
                     2 if which % 4 == 0 && !waiting.is_empty() => {
                         queue.completed(waiting.remove(which % waiting.len()).0);
                     }
+                    3 if which % 8 == 0 => waiting.push((queue.push_marker(), 0)),
                     _ => {}
                 }
                 while let Some((slot, bytes)) = waiting.first().copied()
@@ -388,7 +463,10 @@ mod tests {
                 let sum = |list: &[(QueueSlot, u64)]| list.iter().map(|entry| entry.1).sum::<u64>();
                 let (bytes, window) = (sum(&waiting) + sum(&sent), sum(&sent));
                 prop_assert_eq!((queue.bytes, queue.window), (bytes, window));
-                prop_assert_eq!(queue.writes(), waiting.len() + sent.len());
+                let writes = |list: &[(QueueSlot, u64)]| list.iter().filter(|one| one.1 > 0).count();
+                prop_assert_eq!(queue.writes(), writes(&waiting) + writes(&sent));
+                let sent_alone = sent.len() == 1 || writes(&sent) == sent.len();
+                prop_assert!(sent_alone, "a marker has no other entry beside it");
                 prop_assert!(bytes <= LIMITS.high_bytes && window <= LIMITS.window_bytes.max(20));
                 prop_assert!(!sent.is_empty() || waiting.is_empty(), "the queue is stuck");
             }

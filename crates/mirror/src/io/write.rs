@@ -320,11 +320,26 @@ pub(crate) async fn send_queued(
     }
 }
 
-/// True if a write is the next to be sent. Also wakes the following one if it fits.
-pub(crate) fn is_next(decision: SendDecision) -> bool {
-    let SendDecision::Send { next } = decision else { return false };
-    next.into_iter().for_each(std::task::Waker::wake);
-    true
+/// Turn of an entry of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Waits,
+    /// It is the next to be sent.
+    Next,
+    /// It is not sent any more.
+    Lost,
+}
+
+/// Turn of an entry. Also wakes the following one if it may be sent.
+pub(crate) fn turn(decision: SendDecision) -> Turn {
+    match decision {
+        SendDecision::Wait => Turn::Waits,
+        SendDecision::Lost => Turn::Lost,
+        SendDecision::Send { next } => {
+            next.into_iter().for_each(std::task::Waker::wake);
+            Turn::Next
+        }
+    }
 }
 
 impl Inner {
@@ -336,14 +351,16 @@ impl Inner {
         session_id: u64,
         slots: &QueueSlots,
     ) -> bool {
-        let mut is_next_of_leg = false;
+        let mut own_turn = Turn::Waits;
         poll_fn(|cx| {
-            if !is_next_of_leg {
-                is_next_of_leg = is_next(self.legs[leg].queue().send(slots.own, cx.waker()));
+            if own_turn == Turn::Waits {
+                own_turn = turn(self.legs[leg].queue().send(slots.own, cx.waker()));
             }
-            let in_group = || slots.in_group.as_ref().is_none_or(|slot| slot.is_next(cx.waker()));
-            if is_next_of_leg && in_group() {
-                return Poll::Ready(true);
+            let in_group =
+                || slots.in_group.as_ref().map_or(Turn::Next, |slot| slot.turn(cx.waker()));
+            let both = if own_turn == Turn::Next { in_group() } else { own_turn };
+            if both != Turn::Waits {
+                return Poll::Ready(both == Turn::Next);
             }
             // Checked after the waker was stored: a session that ends from now on wakes this task.
             let lost = !self.lock().legs[leg].is_current(session_id);

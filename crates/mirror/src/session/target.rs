@@ -260,10 +260,12 @@ impl TargetSession {
             PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
             PeerRequest::JoinGroup { session } => self.join_group(session),
             PeerRequest::Snapshot(request) => {
-                let order = (self.reorder.lock().clone(), self.number);
-                crate::snapshot::target::answer(inner, served, order, request).await
+                crate::snapshot::target::answer(inner, served, request).await
             }
-            PeerRequest::SnapshotIds { page } => inner.snapshot_ids(page).await,
+            PeerRequest::SnapshotIds { after } => {
+                drop(served);
+                inner.snapshot_ids(after).await
+            }
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
             PeerRequest::Renew { offer, failover_after_ms, lag_ms } => {
@@ -400,7 +402,7 @@ impl Inner {
     }
 }
 
-pub(crate) async fn wait_in_order(
+async fn wait_in_order(
     inner: &Arc<Inner>,
     reorder: &Mutex<ReorderBuffer>,
     number: u64,

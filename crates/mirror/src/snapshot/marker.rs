@@ -1,20 +1,22 @@
-//! Markers: places of snapshots in the order of writes of asynchronous peers.
+//! Markers: places of snapshots in the queues of asynchronous peers.
 //!
-//! Invariants: a marker depends on all writes before it, and all writes after it depend on it. It
-//! counts as a call to its peer until it has ended. Its session ends unless the target has
-//! completed its number: later writes would wait for it forever. Markers have no payload, so a full
-//! queue takes them, at most [`SNAPSHOT_MARKERS_MAX`].
+//! Invariants: a marker is sent when the peer has everything before it, and nothing after it is
+//! sent before its result is known, so the target takes the snapshot at rest, and a request is
+//! never older than the target takes to answer it. A busy target is asked again for a limited time.
+//! If the result is unknown, the session ends, and nothing after the marker is sent: the target may
+//! still take the snapshot. Markers are at most [`SNAPSHOT_MARKERS_MAX`]; a full queue takes them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::spawn_detached;
+use flagstone_runtime::{spawn_detached, time};
 
 use crate::group::GroupSession;
 use crate::io::admission::QueueSlots;
 use crate::io::call_admission::Counted;
-use crate::limits::SNAPSHOT_MARKERS_MAX;
+use crate::limits::{SNAPSHOT_BUSY_MS, SNAPSHOT_MARKERS_MAX, SNAPSHOT_POLL_MS};
 use crate::mirror::Inner;
 use crate::wire::peer::{PeerAnswer, PeerRefusal, PeerRequest, SharedSession};
 use crate::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotName, SnapshotRequest};
@@ -35,6 +37,7 @@ pub enum MarkerState {
 #[derive(Clone, Copy, Debug)]
 struct SnapshotMarker {
     id: SnapshotId,
+    name: SnapshotName,
     leg: usize,
     state: MarkerState,
 }
@@ -51,13 +54,13 @@ impl SnapshotMarkers {
     }
 
     /// Adds a marker in place of the oldest one that has ended; false if none has.
-    fn begin(&mut self, id: SnapshotId, leg: usize) -> bool {
+    fn begin(&mut self, (id, name): (SnapshotId, SnapshotName), leg: usize) -> bool {
         if self.0.len() >= SNAPSHOT_MARKERS_MAX {
             let ended = self.0.iter().position(|marker| marker.state != MarkerState::Waiting);
             let Some(ended) = ended else { return false };
             self.0.remove(ended);
         }
-        self.0.push_back(SnapshotMarker { id, leg, state: MarkerState::Waiting });
+        self.0.push_back(SnapshotMarker { id, name, leg, state: MarkerState::Waiting });
         true
     }
 
@@ -66,6 +69,12 @@ impl SnapshotMarkers {
         if let Some(marker) = markers.find(|marker| (marker.id, marker.leg) == (id, leg)) {
             marker.state = state;
         }
+    }
+
+    /// Whether a peer takes a snapshot of this name later.
+    pub(crate) fn awaits(&self, name: SnapshotName, leg: usize) -> bool {
+        let waits = |marker: &SnapshotMarker| marker.state == MarkerState::Waiting;
+        self.0.iter().any(|marker| (marker.name, marker.leg) == (name, leg) && waits(marker))
     }
 
     /// State of a snapshot at a peer, if it is known.
@@ -98,26 +107,43 @@ impl Inner {
         let Some(session) = own.session.clone().filter(|_| own.takes_snapshots(session_id)) else {
             return MarkerPlacement::Lost;
         };
-        if !state.markers.begin(id, leg) {
+        if !state.markers.begin((id, name), leg) {
             return MarkerPlacement::TooMany;
         }
         let own = &state.legs[leg];
-        let (numbers, in_group) = {
-            let mut numbering = own.numbering.lock();
-            // In the order of the numbers.
-            let in_group = own.group_session.as_ref().map(GroupSession::push_marker);
-            let numbers = numbering.begin(1);
-            numbering.completed(numbers);
-            (numbers, in_group)
+        let in_group = {
+            let _numbering = own.numbering.lock();
+            own.group_session.as_ref().map(GroupSession::push_marker)
         };
-        let own = self.legs[leg].queue().push_marker(Inner::boot_ns());
+        let own = self.legs[leg].queue().push_marker();
         self.calls.begin(Counted::Leg(leg, None));
-        let action = SnapshotAction::Take { order: Some(numbers.first) };
-        let request = SnapshotRequest { id, name, action };
         let slots = QueueSlots { own, in_group };
         drop(state);
+        let wait_ms = self.snapshot_wait_ms(leg);
+        let request = SnapshotRequest { id, name, action: SnapshotAction::Take, wait_ms };
         spawn_detached(send(self.clone(), (leg, session_id), session, slots, request));
         MarkerPlacement::Placed
+    }
+
+    /// Asks until the target is not busy, for a limited time.
+    async fn ask_in_turn(
+        &self,
+        (leg, session_id): (usize, u64),
+        session: &SharedSession,
+        request: SnapshotRequest,
+    ) -> Result<PeerAnswer, IoError> {
+        let begun = time::now();
+        loop {
+            let answer = session.ask(PeerRequest::Snapshot(request)).await;
+            let is_busy = answer == Ok(Err(PeerRefusal::NotNow));
+            if !is_busy || begun.elapsed() >= Duration::from_millis(SNAPSHOT_BUSY_MS) {
+                return answer;
+            }
+            time::sleep(Duration::from_millis(SNAPSHOT_POLL_MS)).await;
+            if !self.lock().legs[leg].is_current(session_id) {
+                return Err(IoError::Unreachable);
+            }
+        }
     }
 }
 
@@ -129,12 +155,12 @@ async fn send(
     request: SnapshotRequest,
 ) {
     let answer = match inner.wait_for_turn(leg, session_id, &slots).await {
-        true => session.ask(PeerRequest::Snapshot(request)).await,
+        true => inner.ask_in_turn((leg, session_id), &session, request).await,
         false => Err(IoError::Unreachable),
     };
-    let completed = has_completed(&answer);
-    if !completed {
+    if answer.is_err() {
         inner.disconnect(leg, session_id);
+        inner.legs[leg].queue().lose_after_marker();
     }
     inner.leave_queues(leg, &slots);
     inner.call_ended(Counted::Leg(leg, None));
@@ -148,21 +174,8 @@ async fn send(
         tracing::error!(%replica, leg, "the peer has no snapshot {:?}: {ended:?}", request.name);
     }
     inner.change(|state| state.markers.ended(request.id, leg, ended));
-    if !completed {
+    if answer.is_err() {
         inner.record_loss().await;
-    }
-}
-
-/// True if the target has completed the number of the marker.
-fn has_completed(answer: &Result<PeerAnswer, IoError>) -> bool {
-    use PeerRefusal::{Inconsistent, NoSnapshots, NotNow, SnapshotExists, SnapshotFailed};
-    let refused = |refusal: &PeerRefusal| {
-        matches!(refusal, Inconsistent | NoSnapshots | NotNow | SnapshotExists | SnapshotFailed)
-    };
-    match answer {
-        Ok(Ok(_)) => true,
-        Ok(Err(refusal)) => refused(refusal),
-        Err(_) => false,
     }
 }
 
@@ -170,29 +183,24 @@ fn has_completed(answer: &Result<PeerAnswer, IoError>) -> bool {
 mod tests {
     use super::*;
 
-    /// Otherwise a busy pool of the target would end the session, and begin a resync.
-    #[test]
-    fn refused_marker_keeps_its_session() {
-        assert!(has_completed(&Ok(Err(PeerRefusal::NotNow))));
-        assert!(!has_completed(&Ok(Err(PeerRefusal::NotAttached))));
-        assert!(!has_completed(&Err(IoError::Unreachable)));
-    }
-
     #[test]
     fn only_ended_markers_are_forgotten() {
         let mut markers = SnapshotMarkers::default();
         let id = |number: usize| SnapshotId([number as u8; 16]);
+        let name = SnapshotName::new("a").expect("it is short");
         for number in 0..SNAPSHOT_MARKERS_MAX {
-            assert!(markers.begin(id(number), 1));
+            assert!(markers.begin((id(number), name), 1));
         }
-        assert!(!markers.have_room() && !markers.begin(id(200), 1), "all wait");
+        assert!(!markers.have_room() && !markers.begin((id(200), name), 1), "all wait");
         markers.ended(id(3), 0, MarkerState::Taken);
-        assert!(!markers.begin(id(200), 1), "of another peer");
+        assert!(!markers.begin((id(200), name), 1), "of another peer");
         markers.ended(id(3), 1, MarkerState::Taken);
         assert_eq!(markers.state(id(3), 1), Some(MarkerState::Taken));
         assert!(markers.have_room());
-        assert!(markers.begin(id(200), 1));
+        assert!(markers.begin((id(200), name), 1));
         assert_eq!(markers.state(id(3), 1), None);
         assert_eq!(markers.state(id(200), 1), Some(MarkerState::Waiting));
+        let other = SnapshotName::new("b").expect("it is short");
+        assert!(markers.awaits(name, 1) && !markers.awaits(name, 0) && !markers.awaits(other, 1));
     }
 }

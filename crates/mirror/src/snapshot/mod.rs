@@ -14,15 +14,15 @@
 //!    the content may differ, and no peer is asked.
 //! 4. Ask the synchronous peers. One that does not answer in time is disconnected before writes
 //!    continue: a later session is admitted only after the request has ended there.
-//! 5. Put a marker into the queue of each asynchronous peer ([`marker`]), with a number in the
-//!    order of writes. The target takes the snapshot when everything before the marker is durable
-//!    there, and starts nothing after it before ([`target`]).
+//! 5. Put a marker into the queue of each asynchronous peer ([`marker`]). It is sent when the peer
+//!    has everything before it, and holds the queue until the target ([`target`]) has answered.
 //! 6. Let the writes continue.
 //!
 //! A crash after step 3 leaves a snapshot on this node only, or on all. A lost answer is resolved
-//! by the list of the peer's identifiers: the same order then finds both, or one.
+//! by asking the peer for the identifier: the same order then finds both, or one.
 
 pub(crate) mod marker;
+pub mod peer;
 pub mod source;
 pub(crate) mod target;
 
@@ -39,13 +39,12 @@ pub trait LegSnapshots: Send + Sync + 'static {
     /// Carries out an order. A snapshot that exists already is not taken again. The result of an
     /// order is durable; one that was abandoned may still be carried out.
     ///
-    /// A request older than the peer's timeout would end the connection to the source, so a busy
-    /// device answers [`PeerRefusal::NotNow`] well before: the snapshot was not taken. A deletion
-    /// then continues.
+    /// A busy device answers [`PeerRefusal::NotNow`] after the time in the request, because an old
+    /// request ends the connection to the source: the snapshot was not taken. A deletion then
+    /// continues, and the requests after it wait for it.
     fn order(&self, request: SnapshotRequest) -> SnapshotFuture<()>;
 
-    /// Identifiers of the snapshots, in pages of
-    /// [`SNAPSHOTS_PER_PAGE`](crate::limits::SNAPSHOTS_PER_PAGE) from page 0. The last page has
-    /// fewer.
-    fn ids(&self, page: u64) -> SnapshotFuture<Vec<SnapshotId>>;
+    /// The lowest identifiers above one, in ascending order: at most
+    /// [`SNAPSHOTS_PER_PAGE`](crate::limits::SNAPSHOTS_PER_PAGE), fewer if there are no more.
+    fn ids(&self, after: SnapshotId) -> SnapshotFuture<Vec<SnapshotId>>;
 }

@@ -1,6 +1,6 @@
 //! Snapshots at the source: see [`crate::snapshot`] for the steps.
 
-use std::collections::BTreeSet;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,17 +9,14 @@ use flagstone_runtime::{spawn, time};
 use crate::agree::versions::LinkVersion;
 use crate::join::join_all;
 use crate::limits::{
-    SNAPSHOT_CHECK_MS, SNAPSHOT_DRAIN_MS, SNAPSHOT_HOLD_MS, SNAPSHOT_MARKER_MS, SNAPSHOT_PAGES_MAX,
-    SNAPSHOT_POLL_MS, SNAPSHOTS_PER_PAGE,
+    SNAPSHOT_CHECK_MS, SNAPSHOT_DRAIN_MS, SNAPSHOT_HOLD_MS, SNAPSHOT_MARKER_MS, SNAPSHOT_PEER_MS,
+    SNAPSHOT_POLL_MS, SNAPSHOT_WAIT_MS, SNAPSHOT_WAIT_PART,
 };
 use crate::mirror::{Inner, LegState, Mirror};
 use crate::options::Mode;
-use crate::snapshot::LegSnapshots;
 use crate::snapshot::marker::MarkerPlacement;
 use crate::state::status::LegPhase;
-use crate::wire::peer::{
-    PeerRefusal, PeerReply, PeerRequest, RequestError, SharedSession, execute,
-};
+use crate::wire::peer::{PeerRefusal, PeerRequest, RequestError, SharedSession, execute};
 use crate::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotName, SnapshotRequest};
 
 pub use crate::snapshot::marker::MarkerState;
@@ -42,6 +39,12 @@ pub enum SnapshotObstacle {
     /// Too many snapshots wait in its queue.
     #[error("too many snapshots wait in its queue")]
     TooMany,
+    /// It was not asked: the device of this node took too long.
+    #[error("it was not asked, because the device of this node took too long")]
+    NoTime,
+    /// A deleted snapshot of the same name waits in its queue.
+    #[error("a deleted snapshot of this name still waits in its queue")]
+    NameWaits,
 }
 
 fn not_in_sync(phase: &LegPhase) -> &'static str {
@@ -144,7 +147,13 @@ impl LegState {
 }
 
 impl Inner {
-    fn speaks_snapshots(&self, own: &LegState) -> bool {
+    /// Longest time for which a request may wait for the pool of a peer, in milliseconds.
+    pub(crate) fn snapshot_wait_ms(&self, leg: usize) -> u32 {
+        let part = self.legs[leg].options().timeout / SNAPSHOT_WAIT_PART;
+        u32::try_from(part.as_millis()).unwrap_or(u32::MAX).min(SNAPSHOT_WAIT_MS)
+    }
+
+    pub(super) fn speaks_snapshots(&self, own: &LegState) -> bool {
         let common = own.versions.map(|peers| self.versions.highest_common(peers));
         common.is_some_and(|common| common.is_ok_and(|one| one >= LinkVersion::SNAPSHOTS))
     }
@@ -167,27 +176,29 @@ impl Participant {
         SnapshotError::PeerLacks { volume: self.volume, leg: self.leg, why, others }
     }
 
+    fn request(
+        &self,
+        id: SnapshotId,
+        name: SnapshotName,
+        action: SnapshotAction,
+    ) -> SnapshotRequest {
+        SnapshotRequest { id, name, action, wait_ms: self.inner.snapshot_wait_ms(self.leg) }
+    }
+
     async fn ask(&self, request: SnapshotRequest) -> Result<(), RequestError> {
         execute(&self.session, PeerRequest::Snapshot(request)).await
     }
 
-    /// Asks until the peer's pool is not busy, for a limited time.
-    async fn ask_until_free(&self, request: SnapshotRequest) -> Result<(), RequestError> {
-        let begun = time::now();
-        loop {
-            let answer = self.ask(request).await;
-            let is_busy = matches!(answer, Err(RequestError::Refused(PeerRefusal::NotNow)));
-            if !is_busy || begun.elapsed() >= Duration::from_millis(SNAPSHOT_CHECK_MS) {
-                return answer;
-            }
-            time::sleep(Duration::from_millis(SNAPSHOT_POLL_MS)).await;
-        }
-    }
-
     /// Checks that the queue of an asynchronous peer takes a marker.
-    fn check_marker(&self) -> Result<(), SnapshotObstacle> {
-        let has_room = self.mode == Mode::Sync || self.inner.lock().markers.have_room();
-        has_room.then_some(()).ok_or(SnapshotObstacle::TooMany)
+    fn check_marker(&self, name: SnapshotName) -> Result<(), SnapshotObstacle> {
+        let state = self.inner.lock();
+        if self.mode == Mode::Sync {
+            return Ok(());
+        }
+        if state.markers.awaits(name, self.leg) {
+            return Err(SnapshotObstacle::NameWaits);
+        }
+        state.markers.have_room().then_some(()).ok_or(SnapshotObstacle::TooMany)
     }
 
     /// Checks that everything is as at the beginning.
@@ -203,7 +214,27 @@ impl Participant {
     }
 }
 
-fn obstacle(error: RequestError) -> SnapshotObstacle {
+/// Asks until the peer's pool is not busy, for a limited time. An answer that comes too late is not
+/// waited for, so this is not for requests that take a snapshot.
+pub(super) async fn ask_until_free(
+    session: &SharedSession,
+    request: SnapshotRequest,
+) -> Result<(), SnapshotObstacle> {
+    let last = Cell::new(SnapshotObstacle::Silent);
+    let asked = async {
+        loop {
+            match execute(session, PeerRequest::Snapshot(request)).await.map_err(obstacle) {
+                Err(busy @ SnapshotObstacle::Refused(PeerRefusal::NotNow)) => last.set(busy),
+                answer => return answer,
+            }
+            time::sleep(Duration::from_millis(SNAPSHOT_POLL_MS)).await;
+        }
+    };
+    let answered = time::timeout(Duration::from_millis(SNAPSHOT_CHECK_MS), asked).await;
+    answered.unwrap_or_else(|_| Err(last.get()))
+}
+
+pub(super) fn obstacle(error: RequestError) -> SnapshotObstacle {
     match error {
         RequestError::Refused(PeerRefusal::Version) => SnapshotObstacle::Version,
         RequestError::Refused(refusal) => SnapshotObstacle::Refused(refusal),
@@ -255,11 +286,13 @@ impl SnapshotPoint {
         name: SnapshotName,
     ) -> Result<SnapshotPoint, SnapshotError<E>> {
         let peers = participants(&mirrors)?;
-        let request = SnapshotRequest { id, name, action: SnapshotAction::Check };
-        let answers = join_all(peers.iter().map(|peer| peer.ask_until_free(request))).await;
-        for (peer, answer) in peers.iter().zip(answers) {
+        let answers = join_all(peers.iter().map(|peer| async move {
+            peer.check_marker(name)?;
+            ask_until_free(&peer.session, peer.request(id, name, SnapshotAction::Check)).await
+        }));
+        for (peer, answer) in peers.iter().zip(answers.await) {
             let &Participant { volume, leg, .. } = peer;
-            answer.map_err(|error| SnapshotError::Peer { volume, leg, why: obstacle(error) })?;
+            answer.map_err(|why| SnapshotError::Peer { volume, leg, why })?;
         }
         Ok(SnapshotPoint { mirrors, peers, id, name })
     }
@@ -303,13 +336,13 @@ impl SnapshotPoint {
         if self.asynchronous().any(|peer| peer.marker(self.id) == Some(MarkerState::Waiting)) {
             return OtherPeers::MayHaveIt;
         }
-        let (id, name) = (self.id, self.name);
-        let request = SnapshotRequest { id, name, action: SnapshotAction::Delete };
-        let limit = Duration::from_millis(SNAPSHOT_MARKER_MS);
-        let deleted = join_all(self.peers.iter().map(|peer| peer.ask(request)));
-        match time::timeout(limit, deleted).await {
-            Ok(answers) if answers.iter().all(Result::is_ok) => OtherPeers::LackIt,
-            _ => OtherPeers::MayHaveIt,
+        let deleted = join_all(self.peers.iter().map(|peer| {
+            let request = peer.request(self.id, self.name, SnapshotAction::Delete);
+            ask_until_free(&peer.session, request)
+        }));
+        match deleted.await.iter().all(Result::is_ok) {
+            true => OtherPeers::LackIt,
+            false => OtherPeers::MayHaveIt,
         }
     }
 
@@ -343,7 +376,7 @@ impl SnapshotPoint {
         time::timeout(limit, drained).await.map_err(|_| SnapshotError::Busy)?;
         for peer in peers {
             let &Participant { volume, leg, .. } = peer;
-            let checked = peer.check().and_then(|()| peer.check_marker());
+            let checked = peer.check().and_then(|()| peer.check_marker(name));
             checked.map_err(|why| SnapshotError::Peer { volume, leg, why })?;
         }
         match time::timeout(left(), spawn(local)).await {
@@ -355,8 +388,15 @@ impl SnapshotPoint {
         }
         let (synchronous, asynchronous): (Vec<_>, Vec<_>) =
             peers.iter().partition(|peer| peer.mode == Mode::Sync);
-        let request = SnapshotRequest { id, name, action: SnapshotAction::Take { order: None } };
+        // A peer that is asked and does not answer is disconnected. A slow device here is no reason
+        // for that.
+        if let Some(peer) = synchronous.first()
+            && left() < Duration::from_millis(SNAPSHOT_PEER_MS)
+        {
+            return Err(peer.lacks(SnapshotObstacle::NoTime, OtherPeers::LackIt));
+        }
         let asked = synchronous.iter().map(|peer| async move {
+            let request = peer.request(id, name, SnapshotAction::Take);
             let answer = time::timeout(left(), peer.ask(request)).await;
             match answer {
                 Ok(Err(RequestError::Refused(refusal))) => {
@@ -423,71 +463,5 @@ impl Participant {
                 Err(SnapshotObstacle::NotInSync(phase))
             }
         }
-    }
-}
-
-impl Mirror {
-    /// Sets what takes snapshots of the local device. The first call decides.
-    pub fn set_leg_snapshots(&self, snapshots: Arc<dyn LegSnapshots>) {
-        let _ = self.0.leg_snapshots.set(snapshots);
-    }
-
-    /// State of a snapshot at an asynchronous peer, if it was taken by this mirror recently.
-    pub fn snapshot_marker(&self, id: SnapshotId, leg: usize) -> Option<MarkerState> {
-        self.0.lock().markers.state(id, leg)
-    }
-
-    /// The session of an attached peer that knows snapshots.
-    fn snapshot_session(&self, leg: usize) -> Result<SharedSession, SnapshotObstacle> {
-        let state = self.0.lock();
-        // A mirror that was replaced meanwhile may have fewer legs than its volume has peers.
-        let own = state.legs.get(leg).ok_or(SnapshotObstacle::Silent)?;
-        let session = own.session.clone().filter(|_| own.receives_writes);
-        let session = session.ok_or(SnapshotObstacle::NotInSync(own.phase))?;
-        match self.0.speaks_snapshots(own) {
-            true => Ok(session),
-            false => Err(SnapshotObstacle::Version),
-        }
-    }
-
-    /// Identifiers of the snapshots of an attached peer's device.
-    ///
-    /// # Errors
-    /// See [`SnapshotObstacle`].
-    pub async fn peer_snapshots(
-        &self,
-        leg: usize,
-    ) -> Result<BTreeSet<SnapshotId>, SnapshotObstacle> {
-        let session = self.snapshot_session(leg)?;
-        let mut found = BTreeSet::new();
-        for page in 0..SNAPSHOT_PAGES_MAX {
-            let answer = session.ask(PeerRequest::SnapshotIds { page }).await;
-            let ids = match answer.map_err(|_| SnapshotObstacle::Silent)? {
-                Ok(PeerReply::SnapshotIds(ids)) => ids,
-                Ok(_) => return Err(SnapshotObstacle::Silent),
-                Err(refusal) => return Err(obstacle(RequestError::Refused(refusal))),
-            };
-            let is_last = ids.len() < SNAPSHOTS_PER_PAGE;
-            found.extend(ids);
-            if is_last {
-                return Ok(found);
-            }
-        }
-        // The list is incomplete, so it does not say what the peer lacks.
-        Err(SnapshotObstacle::Silent)
-    }
-
-    /// Deletes a snapshot from an attached peer's device, if it exists there.
-    ///
-    /// # Errors
-    /// See [`SnapshotObstacle`].
-    pub async fn delete_peer_snapshot(
-        &self,
-        leg: usize,
-        (id, name): (SnapshotId, SnapshotName),
-    ) -> Result<(), SnapshotObstacle> {
-        let session = self.snapshot_session(leg)?;
-        let request = SnapshotRequest { id, name, action: SnapshotAction::Delete };
-        execute(&session, PeerRequest::Snapshot(request)).await.map_err(obstacle)
     }
 }

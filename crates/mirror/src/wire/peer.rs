@@ -275,11 +275,11 @@ pub enum PeerRequest {
     },
     /// An order on a snapshot of the replica's device. Requires [`LinkVersion::SNAPSHOTS`].
     Snapshot(SnapshotRequest),
-    /// Asks for the identifiers of the snapshots of the replica's device. Answered with
-    /// [`PeerReply::SnapshotIds`]. Requires [`LinkVersion::SNAPSHOTS`].
+    /// Asks for the lowest identifiers above one, of the snapshots of the replica's device.
+    /// Answered with [`PeerReply::SnapshotIds`]. Requires [`LinkVersion::SNAPSHOTS`].
     SnapshotIds {
-        /// Page number, from 0.
-        page: u64,
+        /// [`SnapshotId::NONE`] for the first ones.
+        after: SnapshotId,
     },
     /// Asks for checksums of the replica's data. Answered with [`PeerReply::Checksums`].
     Checksums {
@@ -348,8 +348,8 @@ pub enum PeerReply {
     Incompatible(LinkVersions),
     /// Reply to [`PeerRequest::BitmapPage`].
     BitmapPage(Box<[u64; WORDS]>),
-    /// Reply to [`PeerRequest::SnapshotIds`]: at most
-    /// [`SNAPSHOTS_PER_PAGE`](crate::limits::SNAPSHOTS_PER_PAGE), fewer on the last page.
+    /// Reply to [`PeerRequest::SnapshotIds`], in ascending order: at most
+    /// [`SNAPSHOTS_PER_PAGE`](crate::limits::SNAPSHOTS_PER_PAGE), fewer if there are no more.
     SnapshotIds(Vec<SnapshotId>),
     /// Reply to [`PeerRequest::Checksums`]: a CRC-64/NVME for each unit.
     Checksums(Vec<u64>),
@@ -408,6 +408,8 @@ pub enum PeerRefusal {
     NoSnapshots,
     #[error("the peer has another snapshot of this name")]
     SnapshotExists,
+    #[error("the peer has no such snapshot")]
+    SnapshotMissing,
     #[error("the peer's snapshot has clones, or its successors need it")]
     SnapshotInUse,
     #[error("the peer's pool refused, as its log says")]

@@ -4,13 +4,17 @@ use std::fmt;
 
 use uuid::Uuid;
 
-use crate::io::reorder::WriteOrder;
 use crate::limits::SNAPSHOT_NAME_BYTES;
 
 /// UUID of a snapshot, which it has on all replicas. A replica has it only if its snapshot was
 /// taken at the same point of the order of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotId(pub [u8; 16]);
+
+impl SnapshotId {
+    /// No snapshot has it.
+    pub const NONE: SnapshotId = SnapshotId([0; 16]);
+}
 
 impl fmt::Display for SnapshotId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,12 +57,10 @@ impl fmt::Debug for SnapshotName {
 pub enum SnapshotAction {
     /// Check that it could be taken.
     Check,
-    /// Take it durably.
-    Take {
-        /// Its place in the order of writes of an asynchronous session: the number is one of that
-        /// order, and completes even if the snapshot is refused.
-        order: Option<WriteOrder>,
-    },
+    /// Take it durably. The source holds all later writes.
+    Take,
+    /// Check that it exists and could be deleted.
+    Find,
     /// Delete it, if it exists.
     Delete,
 }
@@ -66,10 +68,14 @@ pub enum SnapshotAction {
 /// Parameters of [`PeerRequest::Snapshot`](crate::wire::peer::PeerRequest::Snapshot).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotRequest {
-    /// UUID of the snapshot; not 0.
+    /// UUID of the snapshot. [`SnapshotId::NONE`] means the snapshot of this name, to find or to
+    /// delete it.
     pub id: SnapshotId,
     /// Name of the snapshot.
     pub name: SnapshotName,
     /// What to do.
     pub action: SnapshotAction,
+    /// Longest time for which the request may wait for the pool, in milliseconds. After it the
+    /// answer is [`PeerRefusal::NotNow`](crate::wire::peer::PeerRefusal::NotNow).
+    pub wait_ms: u32,
 }

@@ -160,6 +160,7 @@ codes! {
         SNAPSHOT_EXISTS = 0x0d, "Snapshot exists";
         SNAPSHOT_IN_USE = 0x0e, "Snapshot in use";
         SNAPSHOT_FAILED = 0x0f, "Snapshot failed";
+        SNAPSHOT_MISSING = 0x10, "Snapshot missing";
     }
 }
 

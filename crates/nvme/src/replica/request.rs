@@ -1,6 +1,6 @@
 //! Requests to a replica: admin commands, and the data of those with data.
 
-use super::snapshot::{Snapshot, SnapshotCommand};
+use super::snapshot::{Snapshot, SnapshotAction, SnapshotCommand};
 use super::{
     ANCESTORS, ANCESTORS_BYTES, ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES,
     DATA_MAX_BYTES, IDENTIFY_BYTES, SNAPSHOT_BYTES, admin,
@@ -304,10 +304,10 @@ pub enum ReplicaRequest {
         /// What to do.
         command: SnapshotCommand,
     },
-    /// Requests the identifiers of the replica's snapshots.
+    /// Requests the lowest identifiers above one, of the replica's snapshots.
     Snapshots {
-        /// Number of the page, from 0.
-        page: u64,
+        /// 0 for the first ones.
+        after: [u8; 16],
     },
     /// Requests that the replica discard its data.
     Discard {
@@ -403,7 +403,6 @@ impl ReplicaRequest {
         match *self {
             ReplicaRequest::Identify { asker } => set(0, &asker),
             ReplicaRequest::Bitmap { page: number }
-            | ReplicaRequest::Snapshots { page: number }
             | ReplicaRequest::JoinGroup { session: number }
             | ReplicaRequest::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
@@ -436,7 +435,11 @@ impl ReplicaRequest {
                 set(16, &index.to_le_bytes());
                 set(18, &count.to_le_bytes());
             }
-            ReplicaRequest::Snapshot { command, .. } => set(0, &command.fields()),
+            ReplicaRequest::Snapshot { command: SnapshotCommand { action, wait_ms }, .. } => {
+                set(0, &(action as u32).to_le_bytes());
+                set(4, &wait_ms.to_le_bytes());
+            }
+            ReplicaRequest::Snapshots { after } => set(0, &after),
             ReplicaRequest::Attach { revision, .. } => set(0, &revision.to_le_bytes()),
             ReplicaRequest::Ancestors(_) | ReplicaRequest::HandOver => {}
             ReplicaRequest::RunDegraded { lost: uuid, generation: number }
@@ -482,11 +485,12 @@ impl ReplicaRequest {
             }
             admin::SNAPSHOT => {
                 let snapshot = Snapshot::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-                snapshot.check()?;
-                let command = SnapshotCommand::of(fields.0).ok_or(INVALID)?;
-                (ReplicaRequest::Snapshot { snapshot: *snapshot, command }, 24)
+                let action = SnapshotAction::of(fields.u32(0)).ok_or(INVALID)?;
+                snapshot.check(action)?;
+                let command = SnapshotCommand { action, wait_ms: fields.u32(4) };
+                (ReplicaRequest::Snapshot { snapshot: *snapshot, command }, 8)
             }
-            admin::SNAPSHOTS => (ReplicaRequest::Snapshots { page: fields.u64(0) }, 8),
+            admin::SNAPSHOTS => (ReplicaRequest::Snapshots { after: fields.bytes(0) }, 16),
             admin::BITMAP => (ReplicaRequest::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),

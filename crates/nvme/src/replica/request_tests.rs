@@ -2,7 +2,6 @@
 //! refused.
 
 use super::*;
-use crate::replica::order::WritePosition;
 use crate::replica::snapshot::SnapshotAction;
 use proptest::prelude::*;
 
@@ -18,12 +17,8 @@ fn any_offer() -> impl Strategy<Value = LossPermission> {
 
 fn any_snapshot_command() -> impl Strategy<Value = SnapshotCommand> {
     let action = |code: u32| SnapshotAction::of(code).expect("it is known");
-    (1u32..=3, any::<Option<(u32, u128)>>()).prop_map(move |(code, order)| SnapshotCommand {
-        action: action(code),
-        order: order
-            .filter(|_| code == 2)
-            .map(|(number, concurrent)| WritePosition { number, concurrent }),
-    })
+    (1u32..=4, any::<u32>())
+        .prop_map(move |(code, wait_ms)| SnapshotCommand { action: action(code), wait_ms })
 }
 
 fn any_request() -> impl Strategy<Value = ReplicaRequest> {
@@ -80,7 +75,7 @@ fn any_request() -> impl Strategy<Value = ReplicaRequest> {
             let snapshot = Snapshot::new(id, &name).expect("it is short");
             ReplicaRequest::Snapshot { snapshot, command }
         }),
-        any::<u64>().prop_map(|page| ReplicaRequest::Snapshots { page }),
+        any::<[u8; 16]>().prop_map(|after| ReplicaRequest::Snapshots { after }),
     ]
 }
 
@@ -123,23 +118,28 @@ fn bytes_match_document() {
 #[test]
 fn snapshot_bytes_match_document() {
     let snapshot = Snapshot::new([3; 16], "ab").expect("it is short");
-    let order = Some(WritePosition { number: 5, concurrent: 1 << 127 | 2 });
-    let command = SnapshotCommand { action: SnapshotAction::Take, order };
+    let command = SnapshotCommand { action: SnapshotAction::Take, wait_ms: 5 };
     let request = ReplicaRequest::Snapshot { snapshot, command };
     let mut expected = [0; SNAPSHOT_BYTES];
     expected[..16].fill(3);
     expected[16..18].copy_from_slice(b"ab");
     assert_eq!(request.data(), expected);
     let command = request.command(1, 1);
-    assert_eq!((command.opcode, command.cdw10.get(), command.cdw11.get()), (0xf5, 0x102, 5));
-    assert_eq!((command.cdw12.get(), command.cdw15.get()), (2, 1 << 31));
+    assert_eq!((command.opcode, command.cdw10.get(), command.cdw11.get()), (0xf5, 2, 5));
     let parse = |command: &Sqe, data: &[u8]| ReplicaRequest::parse(command, data);
     assert_eq!(parse(&command, &expected), Ok(request));
-    for (at, value) in [(0, 1), (0, 3), (0, 4), (1, 2)] {
-        // An order for another action, unknown actions, and an order without its bit.
+    for (at, value) in [(0, 0), (0, 5), (1, 2), (8, 1)] {
+        // Unknown actions, and a reserved field.
         let mut bad = command;
         bad.parameters_mut()[at] = value;
         assert_eq!(parse(&bad, &expected), Err(INVALID), "{at} {value}");
+    }
+    let mut of_name = expected;
+    of_name[..16].fill(0);
+    for (action, by_name) in [(1, false), (2, false), (3, true), (4, true)] {
+        let mut command = command;
+        command.parameters_mut()[0] = action;
+        assert_eq!(parse(&command, &of_name).is_ok(), by_name, "{action}");
     }
     // No identifier, no name, a gap in the name, and no UTF-8.
     for (range, value) in [(0..16, 0), (16..18, 0), (20..21, b'c'), (17..18, 0xff)] {

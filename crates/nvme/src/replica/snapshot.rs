@@ -1,17 +1,15 @@
-//! Replica Snapshot: an order on a snapshot of the replica's device, at its place in the order of
-//! writes.
+//! Replica Snapshot: an order on a snapshot of the replica's device.
 //!
 //! Invariant: the name is UTF-8 without NUL, padded with NUL.
 
 use super::SNAPSHOT_NAME_BYTES;
-use super::order::WritePosition;
 use crate::status::Status;
 use crate::wire::wire;
 
 wire! {
     /// Data of Replica Snapshot.
     pub struct Snapshot [144] {
-        0 => pub id: [u8; 16], "UUID of the snapshot, on all replicas; not 0.";
+        0 => pub id: [u8; 16], "UUID of the snapshot, on all replicas; 0 for the one of this name.";
         16 => name: [u8; SNAPSHOT_NAME_BYTES], "Its name, padded with NUL.";
     }
 }
@@ -33,10 +31,11 @@ impl Snapshot {
         std::str::from_utf8(&self.name[..len]).unwrap_or_default()
     }
 
-    pub(super) fn check(&self) -> Result<(), Status> {
+    pub(super) fn check(&self, action: SnapshotAction) -> Result<(), Status> {
         let name = self.name();
         let padded = self.name[name.len()..].iter().all(|byte| *byte == 0);
-        let sound = self.id != [0; 16] && !name.is_empty() && padded;
+        let by_name = matches!(action, SnapshotAction::Find | SnapshotAction::Delete);
+        let sound = (by_name || self.id != [0; 16]) && !name.is_empty() && padded;
         if sound { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
     }
 }
@@ -50,6 +49,8 @@ pub enum SnapshotAction {
     Take = 2,
     /// Delete it.
     Delete = 3,
+    /// Check that it exists and could be deleted.
+    Find = 4,
 }
 
 impl SnapshotAction {
@@ -58,47 +59,17 @@ impl SnapshotAction {
             1 => Some(SnapshotAction::Check),
             2 => Some(SnapshotAction::Take),
             3 => Some(SnapshotAction::Delete),
+            4 => Some(SnapshotAction::Find),
             _ => None,
         }
     }
 }
 
-/// Command dwords 10 to 15 of Replica Snapshot.
+/// Command dwords 10 and 11 of Replica Snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotCommand {
     /// What to do.
     pub action: SnapshotAction,
-    /// Place in the order of writes of an asynchronous session, only to take it.
-    pub order: Option<WritePosition>,
-}
-
-/// The command has a place in the order of writes.
-const ORDERED: u32 = 1 << 8;
-
-impl SnapshotCommand {
-    pub(super) fn fields(self) -> [u8; 24] {
-        let mut fields = [0; 24];
-        let ordered = if self.order.is_some() { ORDERED } else { 0 };
-        fields[..4].copy_from_slice(&(self.action as u32 | ordered).to_le_bytes());
-        if let Some(WritePosition { number, concurrent }) = self.order {
-            fields[4..8].copy_from_slice(&number.to_le_bytes());
-            fields[8..].copy_from_slice(&concurrent.to_le_bytes());
-        }
-        fields
-    }
-
-    /// `None` for unknown actions, and for an order of an action that has none.
-    pub(super) fn of(fields: &[u8; 24]) -> Option<SnapshotCommand> {
-        let [a, b, c, d, n0, n1, n2, n3, list @ ..] = *fields;
-        let code = u32::from_le_bytes([a, b, c, d]);
-        let number = u32::from_le_bytes([n0, n1, n2, n3]);
-        let concurrent = u128::from_le_bytes(list);
-        let action = SnapshotAction::of(code & !ORDERED)?;
-        let order = match (code & ORDERED != 0, action) {
-            (true, SnapshotAction::Take) => Some(WritePosition { number, concurrent }),
-            (false, _) if number == 0 && concurrent == 0 => None,
-            _ => return None,
-        };
-        Some(SnapshotCommand { action, order })
-    }
+    /// Longest wait for the pool, in milliseconds.
+    pub wait_ms: u32,
 }

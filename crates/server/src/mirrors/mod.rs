@@ -683,6 +683,7 @@ impl MirroredVolume {
                 min_bytes_per_s: config.resync_min_bytes_per_s,
             },
             compare: config.resync_compare,
+            timeout: peer.timeout,
             ..default
         })
     }

@@ -3,8 +3,9 @@
 //!
 //! Invariants:
 //! - requests wait in a queue of at most [`LEG_SNAPSHOTS_MAX`], and are carried out one by one;
-//! - a request is answered within a part of the shortest timeout of a peer, because an older one
-//!   ends the connection of its source. Only the durable change itself takes as long as a write;
+//! - a request is refused when it is as old as its source is ready to wait, because an older one
+//!   ends the connection. Only the durable change itself takes as long as a write;
+//! - a deletion that takes longer goes on, and is over before the next request begins;
 //! - they take no order lock, because hosts may wait for them: the pool serializes its own orders.
 
 use std::collections::VecDeque;
@@ -12,24 +13,44 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::IoFuture;
-use flagstone_config::Config;
 use flagstone_config::device_spec::PoolVolumeSpec;
-use flagstone_mirror::limits::SNAPSHOTS_PER_PAGE;
+use flagstone_mirror::limits::{SNAPSHOT_WAIT_MS, SNAPSHOTS_PER_PAGE};
 use flagstone_mirror::wire::peer::PeerRefusal;
 use flagstone_mirror::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotRequest};
 use flagstone_mirror::{LegSnapshots, SnapshotFuture};
 use flagstone_pool::{Pool, PoolId, PreparedSnapshot, SnapshotInfo, VolumeError};
 use flagstone_runtime::sync::{OneSender, SharedNotify, oneshot};
-use flagstone_runtime::{spawn, time};
+use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::{JoinHandle, spawn};
 use parking_lot::Mutex;
 
 use super::legs::LegOpener;
 use super::snapshot_orders::is_name;
-use crate::limits::{LEG_SNAPSHOT_TIMEOUT_PART, LEG_SNAPSHOTS_MAX};
+use crate::limits::LEG_SNAPSHOTS_MAX;
 
 enum LegRequest {
-    Order(SnapshotRequest, OneSender<Result<(), PeerRefusal>>),
-    Ids(u64, OneSender<Result<Vec<SnapshotId>, PeerRefusal>>),
+    Order(SnapshotRequest, Deadline, OneSender<Result<(), PeerRefusal>>),
+    Ids(SnapshotId, OneSender<Result<Vec<SnapshotId>, PeerRefusal>>),
+}
+
+/// End of the time for which the source of a request is ready to wait.
+#[derive(Clone, Copy)]
+struct Deadline(Instant);
+
+impl Deadline {
+    /// The source does not decide for how long its successor waits.
+    fn of(request: &SnapshotRequest) -> Deadline {
+        let wait_ms = request.wait_ms.min(SNAPSHOT_WAIT_MS);
+        Deadline(time::now() + Duration::from_millis(wait_ms.into()))
+    }
+
+    /// Waits for the pool until then.
+    async fn wait<F: Future>(self, work: F) -> Result<F::Output, PeerRefusal> {
+        match self.0 - time::now() {
+            Duration::ZERO => Err(PeerRefusal::NotNow),
+            left => time::timeout(left, work).await.map_err(|_| PeerRefusal::NotNow),
+        }
+    }
 }
 
 /// Requests that wait for the control thread; `None` when nobody sends any more.
@@ -70,26 +91,21 @@ impl LegSender {
 
 impl LegSnapshots for LegSender {
     fn order(&self, request: SnapshotRequest) -> SnapshotFuture<()> {
-        self.send(|sender| LegRequest::Order(request, sender))
+        let deadline = Deadline::of(&request);
+        self.send(|sender| LegRequest::Order(request, deadline, sender))
     }
 
-    fn ids(&self, page: u64) -> SnapshotFuture<Vec<SnapshotId>> {
-        self.send(|sender| LegRequest::Ids(page, sender))
+    fn ids(&self, after: SnapshotId) -> SnapshotFuture<Vec<SnapshotId>> {
+        self.send(|sender| LegRequest::Ids(after, sender))
     }
 }
 
 impl LegOpener {
     /// Takes snapshots of a leg, whenever its pool is open. Called on the control thread.
-    pub(crate) fn snapshots_of(
-        &self,
-        config: &Config,
-        leg: &PoolVolumeSpec,
-    ) -> Arc<dyn LegSnapshots> {
-        let timeouts = config.peers.iter().map(|peer| peer.timeout);
-        let limit = timeouts.min().unwrap_or_default() / LEG_SNAPSHOT_TIMEOUT_PART;
+    pub(crate) fn snapshots_of(&self, leg: &PoolVolumeSpec) -> Arc<dyn LegSnapshots> {
         let waiting = Mutex::new(Some(VecDeque::new()));
         let inbox = Arc::new(Inbox { waiting, arrived: SharedNotify::default() });
-        let task = LegTask { legs: self.clone(), leg: leg.clone(), limit, listed: Vec::new() };
+        let task = LegTask { legs: self.clone(), leg: leg.clone(), deletion: None };
         drop(spawn(task.run(inbox.clone())));
         Arc::new(LegSender(inbox))
     }
@@ -98,10 +114,8 @@ impl LegOpener {
 struct LegTask {
     legs: LegOpener,
     leg: PoolVolumeSpec,
-    /// Longest time for which a request waits for the pool.
-    limit: Duration,
-    /// The list whose first page was asked for last.
-    listed: Vec<SnapshotId>,
+    /// A deletion that took longer than its source waited.
+    deletion: Option<JoinHandle<Result<(), VolumeError>>>,
 }
 
 impl LegTask {
@@ -113,8 +127,10 @@ impl LegTask {
             });
             match next.await {
                 None => return,
-                Some(LegRequest::Order(request, sender)) => sender.send(self.order(request).await),
-                Some(LegRequest::Ids(page, sender)) => sender.send(self.ids(page)),
+                Some(LegRequest::Order(request, deadline, sender)) => {
+                    sender.send(self.order(request, deadline).await);
+                }
+                Some(LegRequest::Ids(after, sender)) => sender.send(self.ids(after)),
             }
         }
     }
@@ -129,85 +145,111 @@ impl LegTask {
         PeerRefusal::SnapshotFailed
     }
 
-    fn ids(&mut self, page: u64) -> Result<Vec<SnapshotId>, PeerRefusal> {
-        if page == 0 {
-            let own = own_snapshots(&self.pool()?, &self.leg.volume);
-            self.listed = own.iter().map(|snapshot| SnapshotId(snapshot.id.0)).collect();
+    fn ids(&self, after: SnapshotId) -> Result<Vec<SnapshotId>, PeerRefusal> {
+        if self.deletion.as_ref().is_some_and(|deletion| !deletion.is_finished()) {
+            return Err(PeerRefusal::NotNow);
         }
-        let skipped =
-            usize::try_from(page).unwrap_or(usize::MAX).saturating_mul(SNAPSHOTS_PER_PAGE);
-        let ids: Vec<SnapshotId> =
-            self.listed.iter().skip(skipped).take(SNAPSHOTS_PER_PAGE).copied().collect();
-        if ids.len() < SNAPSHOTS_PER_PAGE {
-            self.listed = Vec::new();
-        }
-        Ok(ids)
+        let own = self.pool()?.snapshot_ids(&self.leg.volume);
+        Ok(page_after(own.into_iter().map(|id| SnapshotId(id.0)), after))
     }
 
-    /// Prepares a snapshot, unless the pool is busy for longer.
+    /// Prepares a snapshot, unless the pool is busy for longer; `None` if it exists already.
     async fn prepare(
         &self,
         pool: &Pool,
-        own: &str,
-        id: PoolId,
+        (own, id): (&str, PoolId),
+        deadline: Deadline,
     ) -> Result<Option<PreparedSnapshot>, PeerRefusal> {
         let volume = self.leg.volume.as_str();
-        let prepared = time::timeout(self.limit, pool.prepare_snapshot(&[volume], own, id)).await;
-        match prepared {
-            Err(_) => Err(PeerRefusal::NotNow),
-            Ok(Err(VolumeError::SnapshotExists { name, .. })) => {
+        match deadline.wait(pool.prepare_snapshot(&[volume], own, id)).await? {
+            Err(VolumeError::SnapshotExists { name, .. }) => {
                 let existing = own_snapshots(pool, volume);
                 match existing.iter().any(|found| found.name == name && found.id == id) {
                     true => Ok(None),
                     false => Err(PeerRefusal::SnapshotExists),
                 }
             }
-            Ok(prepared) => prepared.map(Some).map_err(|error| self.refused(&error)),
+            prepared => prepared.map(Some).map_err(|error| self.refused(&error)),
         }
     }
 
-    async fn order(&self, request: SnapshotRequest) -> Result<(), PeerRefusal> {
+    async fn order(
+        &mut self,
+        request: SnapshotRequest,
+        deadline: Deadline,
+    ) -> Result<(), PeerRefusal> {
+        if let Some(deletion) = &mut self.deletion {
+            // Its own source repeats the order, and finds the result.
+            let _ = deadline.wait(deletion).await?;
+            self.deletion = None;
+        }
         let pool = self.pool()?;
-        let (id, own, volume) = (PoolId(request.id.0), request.name.as_str(), &self.leg.volume);
-        let full = format!("{volume}@{own}");
+        let (id, own) = (PoolId(request.id.0), request.name.as_str());
         if !is_name(own) {
             return Err(self.refused(&format!("{own:?} is no name of a snapshot")));
         }
         match request.action {
-            SnapshotAction::Check => self.prepare(&pool, own, id).await.map(drop),
-            SnapshotAction::Take { .. } => {
-                let Some(prepared) = self.prepare(&pool, own, id).await? else { return Ok(()) };
+            SnapshotAction::Check => self.prepare(&pool, (own, id), deadline).await.map(drop),
+            SnapshotAction::Take => {
+                let prepared = self.prepare(&pool, (own, id), deadline).await?;
+                let Some(prepared) = prepared else { return Ok(()) };
                 prepared.take().await.map_err(|error| self.refused(&error))?;
-                let pool = &self.leg.pool;
-                tracing::info!("snapshot {full} was taken in pool {pool} for the source");
+                let PoolVolumeSpec { pool, volume } = &self.leg;
+                tracing::info!("snapshot {volume}@{own} was taken in pool {pool} for the source");
                 Ok(())
             }
-            SnapshotAction::Delete => {
-                let own = own_snapshots(&pool, volume);
-                let Some(found) = own.into_iter().find(|snapshot| snapshot.id == id) else {
-                    return Ok(());
-                };
-                // It is not given up in the middle: a repeated request finds its result.
-                let name = found.name.clone();
-                let deletion = spawn(async move { pool.delete_snapshot(&name).await });
-                match time::timeout(self.limit, deletion).await {
-                    Err(_) => return Err(PeerRefusal::NotNow),
-                    Ok(Ok(Err(VolumeError::UnknownSnapshot { .. }))) => {}
-                    Ok(Ok(Err(VolumeError::InUse { .. }))) => {
-                        return Err(PeerRefusal::SnapshotInUse);
-                    }
-                    Ok(Ok(deleted)) => deleted.map_err(|error| self.refused(&error))?,
-                    Ok(Err(_)) => return Err(PeerRefusal::SnapshotFailed),
-                }
-                let pool = &self.leg.pool;
-                tracing::info!(
-                    "snapshot {} was deleted from pool {pool} for the source",
-                    found.name
-                );
-                Ok(())
-            }
+            SnapshotAction::Find => match self.find(&pool, request) {
+                Some(found) if found.users.len() > 1 => Err(PeerRefusal::SnapshotInUse),
+                Some(_) => Ok(()),
+                None => Err(PeerRefusal::SnapshotMissing),
+            },
+            SnapshotAction::Delete => match self.find(&pool, request) {
+                Some(found) => self.delete(pool, found, deadline).await,
+                None => Ok(()),
+            },
         }
     }
+
+    fn find(&self, pool: &Pool, request: SnapshotRequest) -> Option<SnapshotInfo> {
+        let volume = &self.leg.volume;
+        let full = format!("{volume}@{}", request.name.as_str());
+        own_snapshots(pool, volume).into_iter().find(|found| match request.id {
+            SnapshotId::NONE => found.name == full,
+            SnapshotId(id) => found.id == PoolId(id),
+        })
+    }
+
+    async fn delete(
+        &mut self,
+        pool: Pool,
+        found: SnapshotInfo,
+        deadline: Deadline,
+    ) -> Result<(), PeerRefusal> {
+        let SnapshotInfo { name, id, .. } = found;
+        let deleted = name.clone();
+        // It is not given up in the middle.
+        let deletion = spawn(async move { pool.delete_exact_snapshot(&deleted, id).await });
+        let deletion = self.deletion.insert(deletion);
+        let result = deadline.wait(deletion).await?;
+        self.deletion = None;
+        match result.map_err(|_| PeerRefusal::SnapshotFailed)? {
+            Ok(()) | Err(VolumeError::UnknownSnapshot { .. }) => {}
+            Err(VolumeError::InUse { .. }) => return Err(PeerRefusal::SnapshotInUse),
+            Err(error) => return Err(self.refused(&error)),
+        }
+        tracing::info!("snapshot {name} was deleted from pool {} for the source", self.leg.pool);
+        Ok(())
+    }
+}
+
+/// The lowest identifiers above one. A list that changes between two pages keeps the order, so no
+/// snapshot that stays is left out.
+fn page_after(ids: impl Iterator<Item = SnapshotId>, after: SnapshotId) -> Vec<SnapshotId> {
+    let mut page: Vec<SnapshotId> = ids.filter(|id| *id > after).collect();
+    page.sort_unstable();
+    page.dedup();
+    page.truncate(SNAPSHOTS_PER_PAGE);
+    page
 }
 
 /// Snapshots of one volume of a pool, in the order of their creation.
@@ -216,4 +258,28 @@ pub(super) fn own_snapshots(pool: &Pool, volume: &str) -> Vec<SnapshotInfo> {
         snapshot.name.split_once('@').is_some_and(|(owner, _)| owner == volume)
     };
     pool.snapshots().into_iter().filter(is_own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: usize) -> SnapshotId {
+        let mut id = [0; 16];
+        id[8..].copy_from_slice(&(number as u64).to_be_bytes());
+        SnapshotId(id)
+    }
+
+    /// Two sources that list at once, and deletions between two pages, must not lead to a list that
+    /// lacks a snapshot.
+    #[test]
+    fn pages_have_all_snapshots_that_stay() {
+        let newest_first = |range: std::ops::Range<usize>| range.rev().map(id);
+        let first = page_after(newest_first(1..301), SnapshotId::NONE);
+        assert_eq!(first, (1..257).map(id).collect::<Vec<_>>());
+        let last = first.last().copied().expect("it is full");
+        let rest = page_after(newest_first(100..301), last);
+        assert_eq!(rest, (257..301).map(id).collect::<Vec<_>>());
+        assert!(page_after(newest_first(1..301), id(300)).is_empty());
+    }
 }

@@ -130,7 +130,11 @@ impl Server {
         self.required_in(None, name)
     }
 
-    fn required_in(&self, only: Option<&str>, name: &str) -> Result<FoundVolume, Problem> {
+    pub(super) fn required_in(
+        &self,
+        only: Option<&str>,
+        name: &str,
+    ) -> Result<FoundVolume, Problem> {
         let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
         self.find_in(only, name)?.ok_or_else(|| {
             let detail = match self.pools.unknown_names().filter(|_| only.is_none()) {
