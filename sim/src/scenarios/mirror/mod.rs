@@ -38,6 +38,8 @@ mod releases;
 #[cfg(test)]
 mod rules;
 #[cfg(test)]
+mod snapshots;
+#[cfg(test)]
 mod split;
 mod steps;
 #[cfg(test)]
