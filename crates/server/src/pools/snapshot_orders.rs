@@ -86,6 +86,13 @@ impl Server {
     /// # Errors
     /// 404.
     pub(crate) fn find_snapshot(&self, full: &str) -> Result<(FoundVolume, SnapshotInfo), Problem> {
+        let local = self.local_name(full)?;
+        if local != full {
+            return Err(Problem::not_found(format!(
+                "the volume of {full} is mirrored, and this node has the snapshot as {local}, if at \
+                 all: name that one"
+            )));
+        }
         let found = self.required(parts(full)?.0)?;
         let snapshot = find(&found.pool, full);
         match snapshot {
@@ -173,8 +180,8 @@ impl Server {
         if self.is_mirrored(parts(full)?.0) {
             let local = self.local_name(full)?;
             return Err(Problem::conflict(format!(
-                "a mirrored volume is not rolled back in place: run flagstone volume clone {local} \
-                 NAME, and copy from that volume"
+                "a rollback would change the leg of one node under its mirror, so that the nodes \
+                 differ: run flagstone volume clone {local} NAME, and copy from that volume"
             )));
         }
         let _order = self.pools.order_on(&[parts(full)?.0], None).await?;
