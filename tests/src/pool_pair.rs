@@ -1,4 +1,4 @@
-//! Two nodes that mirror volume `db` over legs in their pools, as processes of this machine.
+//! Two nodes that mirror volumes over legs in their pools, as processes of this machine.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -25,23 +25,33 @@ pub struct PoolPair {
 }
 
 impl PoolPair {
-    /// Starts both nodes, whose configurations name the legs. There are no pools yet. `options` go
-    /// to the mirror table.
+    /// Starts both nodes, whose configurations name the leg of volume `db`. There are no pools yet.
+    /// `options` go to the mirror table.
     ///
     /// # Panics
     /// If a node does not start.
     pub fn start(options: &str) -> PoolPair {
+        PoolPair::start_volumes(&["db"], options)
+    }
+
+    fn start_volumes(volumes: &[&str], options: &str) -> PoolPair {
         let scratch = Scratch::new();
         let ports: [u16; 2] = free_ports().expect("ports are free");
         let nodes = [0, 1].map(|index| {
             let (node, peer) = (NAMES[index], NAMES[1 - index]);
             let text = format!(
                 "[server]\nnode = \"{node}\"\nstate = {:?}\n[peer.{peer}]\naddress = \
-                 \"127.0.0.1:{}\"\ninsecure = true\ntimeout = \"1s\"\n[volume.db]\ndevice = \
-                 \"pool:fast/db-leg\"\nmirror = {{ peer = \"{peer}\"{options} }}\n",
+                 \"127.0.0.1:{}\"\ninsecure = true\ntimeout = \"1s\"\n",
                 scratch.join(&format!("{node}.state")),
                 ports[1 - index]
             );
+            let tables = volumes.iter().map(|name| {
+                format!(
+                    "[volume.{name}]\ndevice = \"pool:fast/{name}-leg\"\nmirror = {{ peer = \
+                     \"{peer}\"{options} }}\n"
+                )
+            });
+            let text = text + &tables.collect::<String>();
             let file = scratch.join(&format!("{node}.toml"));
             std::fs::write(&file, text).expect("a configuration can be written");
             let listen = format!("nvme-tcp://127.0.0.1:{}", ports[index]);
@@ -57,15 +67,33 @@ impl PoolPair {
     /// # Panics
     /// If the nodes do not get in sync.
     pub fn in_sync(options: &str) -> PoolPair {
-        let pair = PoolPair::start(options);
+        PoolPair::in_sync_of(&["db"], options)
+    }
+
+    /// The same with other volumes.
+    ///
+    /// # Panics
+    /// If the nodes do not get in sync.
+    pub fn in_sync_of(volumes: &[&str], options: &str) -> PoolPair {
+        let pair = PoolPair::start_volumes(volumes, options);
         for node in [0, 1] {
             pair.create_pool(node);
-            pair.run(node, "volume create db-leg --pool fast --size 64MiB");
-            pair.wait_open(node);
+            for name in volumes {
+                pair.run(node, &format!("volume create {name}-leg --pool fast --size 64MiB"));
+                pair.wait_volume_open(node, name);
+            }
         }
-        pair.run(0, "mirror create db --source");
-        pair.run(1, "mirror create db --target");
-        pair.wait_for("mirroring");
+        for (node, role) in [(0, "source"), (1, "target")] {
+            for name in volumes {
+                pair.run(node, &format!("mirror create {name} --{role}"));
+            }
+        }
+        let mirrors = |name: &str| {
+            let status = pair.get(0, &format!("/v1/volumes/{name}/mirror"));
+            status["state"] == "mirroring" && status["replica"]["serving"] == true
+        };
+        let all = || volumes.iter().all(|name| mirrors(name));
+        until("all volumes are mirroring", all, || pair.explain());
         pair
     }
 
@@ -114,7 +142,11 @@ impl PoolPair {
     /// # Panics
     /// If it is not opened.
     pub fn wait_open(&self, node: usize) {
-        let is_open = || self.get(node, "/v1/volumes/db")["pending"].is_null();
+        self.wait_volume_open(node, "db");
+    }
+
+    fn wait_volume_open(&self, node: usize, name: &str) {
+        let is_open = || self.get(node, &format!("/v1/volumes/{name}"))["pending"].is_null();
         until("the leg is open", is_open, || self.explain());
     }
 
@@ -137,7 +169,7 @@ impl PoolPair {
     /// Logs of both nodes, for failure messages.
     pub fn explain(&self) -> String {
         let [a, b] = &self.nodes;
-        let states = [0, 1].map(|node| self.get(node, "/v1/volumes/db"));
+        let states = [0, 1].map(|node| self.get(node, "/v1/volumes"));
         format!("{states:#?}\n{}\n\n{}", a.output(), b.output())
     }
 
