@@ -1,5 +1,4 @@
-//! Snapshots of an asynchronous mirror: of equal content on both nodes, whatever is queued, lost or
-//! busy.
+//! Snapshots of a mirror: of equal content on both nodes, whatever is queued, lost or busy.
 //!
 //! Left out: pools. The simulated devices take a snapshot by reading themselves, which takes time,
 //! so any write that is not held meanwhile shows.
@@ -13,13 +12,13 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice as _, FileDevice, FileOptions, IoFuture};
 use flagstone_mirror::snapshot::peer::PeerSnapshot;
 use flagstone_mirror::snapshot::source::{
-    MarkerState, SnapshotError, SnapshotObstacle, SnapshotPoint, WaitingPeer,
+    MarkerState, OtherPeers, SnapshotError, SnapshotObstacle, SnapshotPoint, WaitingPeer,
 };
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::{PeerRefusal, PeerRequest};
 use flagstone_mirror::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotName, SnapshotRequest};
 use flagstone_mirror::{LegSnapshots, Mirror, Mode, PeerOptions, SnapshotFuture};
-use flagstone_runtime::buf;
+use flagstone_runtime::{buf, time};
 use parking_lot::Mutex;
 
 use super::link::{CallOutcome, Stage};
@@ -126,10 +125,16 @@ impl Scene {
     }
 
     fn take(&self) -> Taken {
+        self.take_slowly(Duration::ZERO)
+    }
+
+    /// The device of the source takes a while.
+    fn take_slowly(&self, pause: Duration) -> Taken {
         let copies = self.copies[0].clone();
-        self.pair.on(0, |mirror| async move {
+        self.pair.on(0, move |mirror| async move {
             let point = SnapshotPoint::check::<()>(vec![Mirror::clone(&mirror)], ID, name());
             let local = async move {
+                time::sleep(pause).await;
                 copies.take(ID).await;
                 Ok(())
             };
@@ -250,7 +255,10 @@ fn cut_link_ends_marker_and_attachment() {
 #[test]
 fn lost_answer_leaves_equal_content() {
     for (seed, outcome) in (20..32).zip([CallOutcome::Unanswered, CallOutcome::Lost].repeat(6)) {
-        let scene = Scene::new(seed, |peer| peer.mode = Mode::Async);
+        let scene = match seed % 4 {
+            0 | 1 => Scene::new(seed, |_| {}),
+            _ => Scene::new(seed, |peer| peer.mode = Mode::Async),
+        };
         scene.pair.network().set_outcome(move |request| match request {
             PeerRequest::Snapshot(request) if request.action == SnapshotAction::Take => outcome,
             _ => CallOutcome::Arrives,
@@ -281,5 +289,18 @@ fn busy_target_refuses_at_last() {
     let disconnects = scene.pair.peer_status(0).disconnects;
     assert_eq!(disconnects, 0, "a busy pool ends no session");
     assert_eq!(scene.find(), Ok(PeerSnapshot::Missing));
+    scene.end();
+}
+
+/// Regression: a synchronous peer was asked with the rest of the time, and disconnected.
+#[test]
+fn slow_device_of_source_disconnects_no_peer() {
+    let scene = Scene::new(7, |_| {});
+    let taken = scene.take_slowly(Duration::from_millis(2500));
+    let (why, others) = (SnapshotObstacle::NoTime, OtherPeers::LackIt);
+    assert_eq!(taken, Err(SnapshotError::PeerLacks { volume: 0, leg: 0, why, others }));
+    assert_eq!(scene.find(), Ok(PeerSnapshot::Missing));
+    assert_eq!(scene.pair.peer_status(0).disconnects, 0);
+    assert_eq!(scene.pair.state(0), MirrorState::Mirroring);
     scene.end();
 }
