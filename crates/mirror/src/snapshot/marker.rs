@@ -155,13 +155,17 @@ async fn send(
     request: SnapshotRequest,
 ) {
     let answer = match inner.wait_for_turn(leg, session_id, &slots).await {
-        true => inner.ask_in_turn((leg, session_id), &session, request).await,
+        true => {
+            let answer = inner.ask_in_turn((leg, session_id), &session, request).await;
+            if answer.is_err() {
+                inner.disconnect(leg, session_id);
+                inner.legs[leg].queue().lose_after_marker();
+            }
+            answer
+        }
+        // The session has ended.
         false => Err(IoError::Unreachable),
     };
-    if answer.is_err() {
-        inner.disconnect(leg, session_id);
-        inner.legs[leg].queue().lose_after_marker();
-    }
     inner.leave_queues(leg, &slots);
     inner.call_ended(Counted::Leg(leg, None));
     let ended = match answer {
