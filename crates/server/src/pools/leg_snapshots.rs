@@ -44,12 +44,16 @@ impl Deadline {
         Deadline(time::now() + Duration::from_millis(wait_ms.into()))
     }
 
-    /// Waits for the pool until then.
-    async fn wait<F: Future>(self, work: F) -> Result<F::Output, PeerRefusal> {
+    fn left(self) -> Result<Duration, PeerRefusal> {
         match self.0 - time::now() {
             Duration::ZERO => Err(PeerRefusal::NotNow),
-            left => time::timeout(left, work).await.map_err(|_| PeerRefusal::NotNow),
+            left => Ok(left),
         }
+    }
+
+    /// Waits for the pool until then.
+    async fn wait<F: Future>(self, work: F) -> Result<F::Output, PeerRefusal> {
+        time::timeout(self.left()?, work).await.map_err(|_| PeerRefusal::NotNow)
     }
 }
 
@@ -178,6 +182,7 @@ impl LegTask {
         request: SnapshotRequest,
         deadline: Deadline,
     ) -> Result<(), PeerRefusal> {
+        deadline.left()?;
         if let Some(deletion) = &mut self.deletion {
             // Its own source repeats the order, and finds the result.
             let _ = deadline.wait(deletion).await?;
@@ -262,6 +267,9 @@ pub(super) fn own_snapshots(pool: &Pool, volume: &str) -> Vec<SnapshotInfo> {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_mirror::wire::snapshot::SnapshotName;
+
+    use super::super::tests::{Bed, test};
     use super::*;
 
     fn id(number: usize) -> SnapshotId {
@@ -281,5 +289,58 @@ mod tests {
         let rest = page_after(newest_first(100..301), last);
         assert_eq!(rest, (257..301).map(id).collect::<Vec<_>>());
         assert!(page_after(newest_first(1..301), id(300)).is_empty());
+    }
+    fn request(action: SnapshotAction, id: SnapshotId, wait_ms: u32) -> SnapshotRequest {
+        let name = SnapshotName::new("a").expect("it is short");
+        SnapshotRequest { id, name, action, wait_ms }
+    }
+
+    async fn with_leg(work: impl AsyncFnOnce(Pool, Arc<dyn LegSnapshots>)) {
+        let bed = Bed::with_volume().await;
+        let pool = bed.server.pools.open_pool("fast").unwrap();
+        let spec = PoolVolumeSpec { pool: "fast".to_owned(), volume: "db".to_owned() };
+        work(pool, bed.server.pools.leg_opener().snapshots_of(&spec)).await;
+    }
+
+    const OTHER: PoolId = PoolId([9; 16]);
+
+    #[test]
+    fn snapshots_are_found_and_deleted_by_name() {
+        use SnapshotAction::{Delete, Find, Take};
+        test(with_leg(async |pool: Pool, leg: Arc<dyn LegSnapshots>| {
+            let order = async |action, id| leg.order(request(action, id, 1000)).await.unwrap();
+            assert_eq!(order(Take, id(1)).await, Ok(()));
+            assert_eq!(order(Take, id(1)).await, Ok(()), "it exists already");
+            assert_eq!(order(Take, id(2)).await, Err(PeerRefusal::SnapshotExists));
+            assert_eq!(order(Find, id(2)).await, Err(PeerRefusal::SnapshotMissing));
+            assert_eq!(order(Delete, id(2)).await, Ok(()), "there is none");
+            assert_eq!(order(Find, id(1)).await, Ok(()));
+            assert_eq!(order(Find, SnapshotId::NONE).await, Ok(()));
+            assert_eq!(leg.ids(SnapshotId::NONE).await.unwrap(), Ok(vec![id(1)]));
+            assert_eq!(leg.ids(id(1)).await.unwrap(), Ok(Vec::new()));
+            assert_eq!(order(Delete, SnapshotId::NONE).await, Ok(()));
+            assert!(pool.snapshots().is_empty());
+        }));
+    }
+
+    /// Regression: a deletion that ended late was not waited for, so an order in between found the
+    /// snapshot, and reported that all nodes have it.
+    #[test]
+    fn late_deletion_ends_before_later_requests() {
+        use SnapshotAction::{Delete, Find, Take};
+        test(with_leg(async |pool: Pool, leg: Arc<dyn LegSnapshots>| {
+            let order =
+                async |action, wait_ms| leg.order(request(action, id(1), wait_ms)).await.unwrap();
+            assert_eq!(order(Take, 1000).await, Ok(()));
+            let busy = pool.prepare_snapshot(&["db"], "busy", OTHER).await.unwrap();
+            assert_eq!(order(Delete, 0).await, Err(PeerRefusal::NotNow), "too old");
+            assert_eq!(order(Find, 1000).await, Ok(()), "it was not begun");
+            assert_eq!(order(Delete, 1).await, Err(PeerRefusal::NotNow));
+            assert_eq!(order(Find, 1).await, Err(PeerRefusal::NotNow));
+            assert_eq!(leg.ids(SnapshotId::NONE).await.unwrap(), Err(PeerRefusal::NotNow));
+            drop(busy);
+            assert_eq!(order(Find, 1000).await, Err(PeerRefusal::SnapshotMissing));
+            assert_eq!(leg.ids(SnapshotId::NONE).await.unwrap(), Ok(Vec::new()));
+        }));
     }
 }
