@@ -125,24 +125,34 @@ impl Inner {
         MarkerPlacement::Placed
     }
 
-    /// Asks until the target is not busy, for a limited time.
+    /// Asks until the target is not busy, for a limited time. `None` if the session has ended, and no
+    /// request is in flight: a write before the marker may have been given up, which the target would
+    /// lack, and later writes may be of the next session.
+    ///
+    /// A hand-over, a stop or a change of the mirror waits for the queue, with hosts blocked: then a
+    /// busy target refuses at once.
     async fn ask_in_turn(
         &self,
         (leg, session_id): (usize, u64),
         session: &SharedSession,
         request: SnapshotRequest,
-    ) -> Result<PeerAnswer, IoError> {
+    ) -> Option<Result<PeerAnswer, IoError>> {
         let begun = time::now();
         loop {
+            if !self.lock().legs[leg].is_current(session_id) {
+                return None;
+            }
             let answer = session.ask(PeerRequest::Snapshot(request)).await;
             let is_busy = answer == Ok(Err(PeerRefusal::NotNow));
-            if !is_busy || begun.elapsed() >= Duration::from_millis(SNAPSHOT_BUSY_MS) {
-                return answer;
+            let is_awaited = {
+                let state = self.lock();
+                state.admission_blocks > 0 || !state.serving || state.is_moving()
+            };
+            let is_late = begun.elapsed() >= Duration::from_millis(SNAPSHOT_BUSY_MS);
+            if !is_busy || is_awaited || is_late {
+                return Some(answer);
             }
             time::sleep(Duration::from_millis(SNAPSHOT_POLL_MS)).await;
-            if !self.lock().legs[leg].is_current(session_id) {
-                return Err(IoError::Unreachable);
-            }
         }
     }
 }
@@ -154,18 +164,16 @@ async fn send(
     slots: QueueSlots,
     request: SnapshotRequest,
 ) {
-    let answer = match inner.wait_for_turn(leg, session_id, &slots).await {
-        true => {
-            let answer = inner.ask_in_turn((leg, session_id), &session, request).await;
-            if answer.is_err() {
-                inner.disconnect(leg, session_id);
-                inner.legs[leg].queue().lose_after_marker();
-            }
-            answer
-        }
-        // The session has ended.
-        false => Err(IoError::Unreachable),
+    let asked = match inner.wait_for_turn(leg, session_id, &slots).await {
+        true => inner.ask_in_turn((leg, session_id), &session, request).await,
+        false => None,
     };
+    if asked.as_ref().is_some_and(Result::is_err) {
+        inner.disconnect(leg, session_id);
+        inner.legs[leg].queue().lose_after_marker();
+    }
+    // Without a request, the session has ended.
+    let answer = asked.unwrap_or(Err(IoError::Unreachable));
     inner.leave_queues(leg, &slots);
     inner.call_ended(Counted::Leg(leg, None));
     let ended = match answer {

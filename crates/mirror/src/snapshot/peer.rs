@@ -93,7 +93,7 @@ impl Mirror {
         leg: usize,
         (id, name): (SnapshotId, SnapshotName),
     ) -> Result<PeerSnapshot, SnapshotObstacle> {
-        use PeerRefusal::{NoSnapshots, SnapshotInUse, SnapshotMissing};
+        use PeerRefusal::{SnapshotInUse, SnapshotMissing};
         // Before the question: what it takes meanwhile may be missing in the answer.
         if self.0.lock().markers.awaits(name, leg) {
             return Ok(PeerSnapshot::Waiting);
@@ -101,9 +101,7 @@ impl Mirror {
         match self.order_peer(leg, (id, name), SnapshotAction::Find).await {
             Ok(()) => Ok(PeerSnapshot::Present),
             Err(SnapshotObstacle::Refused(SnapshotInUse)) => Ok(PeerSnapshot::InUse),
-            Err(SnapshotObstacle::Refused(SnapshotMissing | NoSnapshots)) => {
-                Ok(PeerSnapshot::Missing)
-            }
+            Err(SnapshotObstacle::Refused(SnapshotMissing)) => Ok(PeerSnapshot::Missing),
             Err(why) => Err(why),
         }
     }

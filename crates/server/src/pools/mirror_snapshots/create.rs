@@ -219,8 +219,14 @@ async fn existing_everywhere(
                 };
                 return Err(Problem::conflict(format!(
                     "snapshot {full} exists here and not on {peer}{why}, which can no longer take \
-                     the same: run {}, then repeat the order",
+                     the same: choose another name, or run {}, which deletes it on all nodes, then \
+                     repeat the order",
                     deletions(legs, own)
+                )));
+            }
+            Err(why @ SnapshotObstacle::Refused(PeerRefusal::NoSnapshots)) => {
+                return Err(Problem::conflict(format!(
+                    "snapshot {full} exists on the other nodes, and {peer} takes none: {why}"
                 )));
             }
             Err(why) => {

@@ -89,7 +89,8 @@ async fn peers_that_have(
                 having.insert(peer.clone());
                 continue;
             }
-            Ok(PeerSnapshot::Missing) => continue,
+            Ok(PeerSnapshot::Missing)
+            | Err(SnapshotObstacle::Refused(PeerRefusal::NoSnapshots)) => continue,
             Ok(PeerSnapshot::Waiting) => {
                 return Err(Problem::conflict(format!(
                     "{peer} has not taken {full} yet: repeat the order when it has the writes \
