@@ -155,6 +155,11 @@ pub(crate) fn connect(
     if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(needs_tls) {
         return Err(refuse(FailureReason::NoTls));
     }
+    // For the same reason: its connection asks again until the number is free.
+    let has_queue = |one: Arc<Controller>| one.host == host && one.has_queue(qid);
+    if qid != 0 && subsystem.controller(wanted).is_some_and(has_queue) {
+        return Err(ConnectRefusal::QUEUE_IN_USE);
+    }
     let demand = subsystem.keys_of(&nqn).map(|keys| keys.demand);
     let has_key = demand.is_some();
     let needs_keys = subsystem.requires_authentication();

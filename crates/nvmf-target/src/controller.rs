@@ -421,6 +421,10 @@ impl Controller {
         }
     }
 
+    pub(super) fn has_queue(&self, qid: u16) -> bool {
+        self.queues.lock().contains_key(&qid)
+    }
+
     /// Adds a queue.
     ///
     /// # Errors [`ConnectRefusal::QUEUE_IN_USE`]; [`ConnectRefusal::controller_gone`]; Command

@@ -253,9 +253,8 @@ fn allow_list_refuses_and_disconnects_hosts() {
     assert!(Attempt::admin(&volume()).send(&target).is_err());
 }
 
-/// Regression: the keys were those of the hosts that were allowed when the volume was served.
-#[test]
-fn allow_list_selects_keys_of_hosts() {
+/// A subsystem where one host has a key, and another one is allowed.
+fn keyed_target() -> (Arc<Target>, Nqn, Nqn) {
     let target = target();
     let keyed = Nqn::from_uuid([1; 16]);
     let secret = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
@@ -265,14 +264,46 @@ fn allow_list_selects_keys_of_hosts() {
     let serial = "SN-2".to_owned();
     let allow_hosts = Some(vec![host()]);
     target.add_subsystem(SubsystemConfig { nqn, serial, allow_hosts, keys: keys.into() }).unwrap();
-    let open = Attempt::admin(&nqn).send(&target).unwrap();
-    assert!(open.handshake.is_none());
-    target.set_allowed_hosts(&nqn, Some(vec![host(), keyed])).unwrap();
-    assert_eq!(target.subsystem_status(&nqn).unwrap().controllers, []);
-    assert!(Attempt::admin(&nqn).send(&target).is_err(), "it has no key");
-    let mut attempt = Attempt::admin(&nqn);
-    attempt.data.hostnqn = keyed.to_field();
-    assert!(attempt.send(&target).unwrap().handshake.is_some());
+    (target, nqn, keyed)
+}
+
+/// Regression: each attempt counted as an abandoned authentication, and delayed its address.
+#[test]
+fn wait_for_queue_number_abandons_no_authentication() {
+    block_on(async {
+        let (target, nqn, keyed) = keyed_target();
+        target.set_allowed_hosts(&nqn, None).unwrap();
+        let mut attempt = Attempt::admin(&nqn);
+        attempt.data.hostnqn = keyed.to_field();
+        let admin = attempt.send(&target).unwrap();
+        let host = TestHost { connected: admin, line: attempt.line.clone() };
+        host.enable();
+        let mut io = Attempt::io(host.id(), 1);
+        io.data.subnqn = nqn.to_field();
+        io.data.hostnqn = keyed.to_field();
+        let _queue = io.send(&target).unwrap();
+        assert_eq!(io.send(&target).unwrap_err(), in_use());
+        let abandoned = target.authentication_totals().failed.iter().sum::<u64>();
+        assert_eq!(abandoned, 0);
+    })
+    .unwrap();
+}
+
+/// Regression: the keys were those of the hosts that were allowed when the volume was served.
+#[test]
+fn allow_list_selects_keys_of_hosts() {
+    block_on(async {
+        let (target, nqn, keyed) = keyed_target();
+        let open = Attempt::admin(&nqn).send(&target).unwrap();
+        assert!(open.handshake.is_none());
+        target.set_allowed_hosts(&nqn, Some(vec![host(), keyed])).unwrap();
+        assert_eq!(target.subsystem_status(&nqn).unwrap().controllers, []);
+        assert!(Attempt::admin(&nqn).send(&target).is_err(), "it has no key");
+        let mut attempt = Attempt::admin(&nqn);
+        attempt.data.hostnqn = keyed.to_field();
+        assert!(attempt.send(&target).unwrap().handshake.is_some());
+    })
+    .unwrap();
 }
 
 /// Regression: an empty list admitted every host.
