@@ -152,11 +152,12 @@ impl HostOptions {
     }
 
     /// Time that the target may take to end a connection that this host ended: the keep alive
-    /// timeout plus a margin, within bounds.
+    /// timeout and a quarter of it, as targets look a few times per timeout, plus a margin, within
+    /// bounds.
     pub(super) fn end_timeout(&self) -> Duration {
         match self.keep_alive {
             Duration::ZERO => END_TIMEOUT_MAX,
-            keep_alive => (keep_alive + END_MARGIN).min(END_TIMEOUT_MAX),
+            keep_alive => (keep_alive + keep_alive / 4 + END_MARGIN).min(END_TIMEOUT_MAX),
         }
     }
 }
