@@ -16,6 +16,7 @@ use std::sync::Arc;
 use flagstone_config::names::Uuid;
 use flagstone_nvmf_target::{RESERVATION_RECORD_MAX_BYTES, ReservationState, ReservationStore};
 use flagstone_pool::PoolId;
+use flagstone_runtime::spawn_blocking;
 
 use crate::serve::{ServeError, Server};
 use crate::subsystems::unservable;
@@ -41,6 +42,11 @@ impl RecordFile {
         let mut record = Vec::new();
         file.take(RESERVATION_RECORD_MAX_BYTES as u64 + 1).read_to_end(&mut record)?;
         Ok(Some(record))
+    }
+
+    /// Removes the record, if there is one.
+    fn remove(&self) -> io::Result<()> {
+        if self.path.try_exists()? { self.save(None) } else { Ok(()) }
     }
 
     fn directory(&self) -> &Path {
@@ -94,13 +100,38 @@ struct KeptState {
 }
 
 impl KeptReservations {
-    /// A deleted volume has none.
-    pub(crate) fn forget(&self, volume: PoolId) {
-        self.0.borrow_mut().retain(|_, kept| kept.volume != Some(volume));
+    /// Forgets those of a deleted volume. Returns the UUIDs by which it was served.
+    fn forget(&self, volume: PoolId) -> Vec<[u8; 16]> {
+        let mut kept = self.0.borrow_mut();
+        let is_of = |kept: &KeptState| kept.volume == Some(volume);
+        let uuids = kept.iter().filter(|(_, kept)| is_of(kept)).map(|(uuid, _)| *uuid).collect();
+        kept.retain(|_, kept| !is_of(kept));
+        uuids
+    }
+
+    fn has(&self, uuid: &[u8; 16]) -> bool {
+        self.0.borrow().contains_key(uuid)
     }
 }
 
 impl Server {
+    /// Forgets the reservations of a deleted volume, and returns the records to remove
+    /// ([`remove_records`]): a later volume may have its UUID, of which `uuid` is the configured
+    /// one.
+    pub(crate) fn forget_reservations(
+        &self,
+        volume: PoolId,
+        uuid: Option<Uuid>,
+    ) -> Vec<RecordFile> {
+        let mut uuids = self.pools.reservations.forget(volume);
+        uuids.push(volume.0);
+        // If another volume has it, this one was not served.
+        let own = uuid.map(Uuid::into_bytes);
+        uuids.extend(own.filter(|uuid| !self.pools.reservations.has(uuid)));
+        let Some(state) = self.pools.directory() else { return Vec::new() };
+        uuids.iter().map(|uuid| RecordFile::new(state, &Uuid::from_bytes(*uuid))).collect()
+    }
+
     /// The reservations of a volume: as they were when it was last served, or what was stored
     /// of them.
     ///
@@ -122,6 +153,22 @@ impl Server {
         let place = volume.pool.as_ref().map(|place| place.id);
         kept.insert(volume.uuid.into_bytes(), KeptState { volume: place, state: state.clone() });
         Ok(ReservationSupport::Hosts(state))
+    }
+}
+
+/// Durably removes the records of a deleted volume. The volume is deleted whether that fails or
+/// not.
+pub(crate) async fn remove_records(files: Vec<RecordFile>) {
+    let removed = spawn_blocking("reservations", move || {
+        for file in files {
+            if let Err(error) = file.remove() {
+                let path = file.path.display();
+                tracing::warn!("the reservations of a deleted volume stay in {path}: {error}");
+            }
+        }
+    });
+    if let Err(error) = removed.await {
+        tracing::warn!("the reservations of a deleted volume stay: {error}");
     }
 }
 

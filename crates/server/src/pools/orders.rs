@@ -20,6 +20,7 @@ use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::http::Problem;
 use crate::limits::{CHANGE_TIMEOUT, OPEN_TIMEOUT, POOLS_MAX};
+use crate::reservations::remove_records;
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
@@ -390,7 +391,9 @@ impl Server {
                 server.pools.insert(&own, PoolSlot::closed(set, reason.clone().into()));
                 return Err(failed(reason));
             }
-            volumes.into_iter().for_each(|id| server.pools.reservations.forget(id));
+            for id in volumes {
+                remove_records(server.forget_reservations(id, None)).await;
+            }
             let forgotten = server.forget_pool(&own).await;
             if let Err(problem) = &forgotten {
                 let reason = format!("it was destroyed, but is recorded: {}", problem.detail);

@@ -22,7 +22,7 @@ use flagstone_nbd::Exports;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::Target;
 use flagstone_pool::{Pool, PoolId, VolumeInfo};
-use flagstone_runtime::{spawn, time};
+use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::volume_state::VolumeState;
 use super::{Pools, failed};
@@ -30,6 +30,7 @@ use crate::api::connections;
 use crate::connections::DRAIN_PERIOD;
 use crate::http::Problem;
 use crate::limits::RETIRE_TIMEOUT;
+use crate::reservations::remove_records;
 use crate::serve::Server;
 use crate::subsystems::nqn;
 use crate::volume::{PoolPlace, ServedVolume};
@@ -224,7 +225,7 @@ impl Server {
         for id in gone {
             // The volumes of a forgotten pool are on its disks, and may be imported.
             if pool.is_some() {
-                self.pools.reservations.forget(id);
+                spawn_detached(remove_records(self.forget_reservations(id, None)));
             }
             self.end_retirement(id, None);
         }

@@ -209,6 +209,16 @@ fn reservations_outlive_orders_on_their_volume() {
         bed.server.delete_volume(None, "x", true, false).await.unwrap();
         bed.create_volume("x", json!({})).await.unwrap();
         assert_ne!(state("x"), before);
+        // Regression: a volume with the UUID of a deleted one had its reservations.
+        let uuid = json!({ "uuid": "f7f3d3c2-0bd0-4a4c-9d51-1f3f5b2a7f01" });
+        bed.create_volume("same", uuid.clone()).await.unwrap();
+        let record =
+            bed.scratch.path().join("state/reservations").join(uuid["uuid"].as_str().unwrap());
+        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+        std::fs::write(&record, "a record").unwrap();
+        bed.server.delete_volume(None, "same", true, false).await.unwrap();
+        assert!(!record.exists());
+        bed.create_volume("same", uuid).await.unwrap();
         assert!(!before.is_needed(), "the server keeps the state of a deleted volume");
     });
 }

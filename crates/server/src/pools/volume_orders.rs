@@ -21,6 +21,7 @@ use super::settings::{self, KEY_FILE_KEY, Settings};
 use super::volume_state::{VolumeOrder, VolumeState};
 use super::{PoolState, failed};
 use crate::http::Problem;
+use crate::reservations::remove_records;
 use crate::serve::Server;
 use crate::subsystems::{allowed_hosts, nqn};
 use crate::volume::{PoolPlace, ServedVolume};
@@ -632,7 +633,10 @@ impl Server {
         }
         let deleted = pool.delete_volume(name).await;
         deleted.map_err(|error| problem(&pool_name, error))?;
-        self.pools.reservations.forget(info.uuid);
+        let settings = settings::from_properties(&info.properties).unwrap_or_default();
+        let volume = settings::volume(&self.config, &pool_name, name, &settings).ok();
+        let uuid = volume.and_then(|(volume, _)| volume.uuid);
+        remove_records(self.forget_reservations(info.uuid, uuid)).await;
         self.end_retirement(info.uuid, None);
         if let Some(slot) = self.pools.slots.borrow_mut().get_mut(&pool_name) {
             slot.unserved.remove(name);
