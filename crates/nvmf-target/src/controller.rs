@@ -147,7 +147,8 @@ impl Controller {
     }
 
     /// The host disabled the volatile write cache (feature 06h): every write, write zeroes and
-    /// deallocation must be durable when it completes, as with FUA.
+    /// deallocation that starts from now on must be durable when it completes, as with FUA. Earlier
+    /// ones are durable after a flush.
     #[inline]
     pub(crate) fn is_write_through(&self) -> bool {
         self.write_through.load(Ordering::Relaxed)
