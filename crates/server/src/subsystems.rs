@@ -2,11 +2,13 @@
 //!
 //! A subsystem has all its namespaces from the start: one whose volume is not open is pending (see
 //! [`flagstone_nvmf_target::namespace`]). It admits hosts when its first volume is open. A device
-//! that never comes back must not keep the other volumes of its subsystem from their hosts, and a
-//! host that connects again must not lose the disk of a volume that comes later. A mirrored volume
-//! admits hosts when it is known whether this node serves it: a host without native multipath
-//! repeats a command that an inaccessible namespace refuses a few times within milliseconds, and
-//! then fails it, but waits between attempts to connect.
+//! that is never opened must not keep the other volumes of its subsystem from their hosts. (A
+//! command that hangs does, once its host has connected again: a controller is ready when the
+//! commands of the previous one have ended.) A host that connects again must not lose the disk of a
+//! volume that comes later. A mirrored volume admits hosts when it is known whether this node
+//! serves it: a host without native multipath repeats a command that an inaccessible namespace
+//! refuses a few times within milliseconds, and then fails it, but waits between attempts to
+//! connect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
