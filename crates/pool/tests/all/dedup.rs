@@ -324,3 +324,99 @@ fn crash_at_each_write_of_the_scan_loses_nothing() {
         assert!(crashes > 100, "{crashes}");
     });
 }
+
+/// The parts of a unit are in other leaves and of other volumes, each of which snapshots have.
+#[test]
+fn device_with_shared_units_is_removed() {
+    simulate(async {
+        let size = (1 << 20) + 64 * u64::from(SEGMENT_BLOCKS) * BLOCK;
+        let (devices, trace) = disks_of(vec![Image::default(); 2], &[size, size], 0, false);
+        let create = CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
+        let pool = Pool::create(devices, &create).await.unwrap();
+        let mut model: Vec<u64> = (0..1500).map(|at| 1 + at % 400).collect();
+        let [a, b] = twins(&pool, &model, ON, ON).await;
+        settle(&pool).await;
+        let all = stored(&a).1 + stored(&b).1;
+        assert!(all < 1200, "{all} of 3000 blocks");
+        let mut snapshots = Vec::new();
+        for step in 0..4 {
+            let name = format!("s{step}");
+            pool.create_snapshot(&["a", "b"], &name).await.unwrap();
+            snapshots.push((name, model.clone()));
+            for volume in [&a, &b] {
+                for at in (step..1500).step_by(97) {
+                    write(volume, at as u64, &[5000 + at as u64]).await;
+                }
+            }
+            (step..1500).step_by(97).for_each(|at| model[at] = 5000 + at as u64);
+        }
+        pool.checkpoint().await.unwrap();
+        let evacuation = pool.evacuate("/dev/disk1").await.unwrap();
+        let left = evacuation.left_bytes() / BLOCK;
+        assert!(left > 300, "{left} blocks are on the device");
+        let mut steps = 0;
+        while !evacuation.step().await.unwrap() {
+            steps += 1;
+            assert!(steps < 1000, "{} bytes are left", evacuation.left_bytes());
+        }
+        evacuation.complete().await.unwrap();
+        for volume in [&a, &b] {
+            expect(volume, &model).await;
+        }
+        for (name, model) in &snapshots {
+            for volume in ["a", "b"] {
+                let snapshot = pool.open_snapshot(&format!("{volume}@{name}")).unwrap();
+                expect(&snapshot, model).await;
+            }
+        }
+        drop((a, b));
+        pool.close().await.unwrap();
+        drop(pool);
+        let image = crate::common::durable(&trace).swap_remove(0);
+        let (devices, _) = disks(vec![image], size, 0);
+        let report = Pool::check_devices(devices, &mut |_, _| ()).await.unwrap();
+        assert_eq!((report.damages, &report.damage[..]), (0, &[][..]));
+    });
+}
+
+#[test]
+fn status_counts_freed_space_and_the_scan() {
+    simulate(async {
+        let (pool, ..) = pool(64).await;
+        assert_eq!((pool.can_share_blocks(), pool.status().dedup), (true, None));
+        let model: Vec<u64> = (1..=400).collect();
+        let [a, b] = twins(&pool, &model, ON, ON).await;
+        let before = pool.status().dedup.unwrap();
+        assert_eq!((before.volumes, before.index_bytes), (2, 0));
+        assert!(before.unscanned_bytes > 0);
+        settle(&pool).await;
+        let status = pool.status();
+        let after = status.dedup.unwrap();
+        assert_eq!(after.unscanned_bytes, 0);
+        // At most 1 GiB per TiB.
+        assert!(after.index_bytes > 0 && after.index_bytes <= status.capacity_bytes / 512);
+        let freed = 800 - stored(&a).1 - stored(&b).1;
+        let counted = status.deduplicated_bytes / BLOCK;
+        // What each volume stores is rounded up.
+        assert!((freed..=freed + 2).contains(&counted), "{counted} for {freed}");
+        for name in ["a", "b"] {
+            pool.set_volume(name, false, BTreeMap::new()).await.unwrap();
+        }
+        let status = pool.status();
+        assert_eq!((status.dedup, status.deduplicated_bytes / BLOCK), (None, counted));
+    });
+}
+
+/// Short chunks have no units.
+#[test]
+fn pool_with_small_segments_shares_nothing() {
+    simulate(async {
+        let (pool, ..) = crate::common::units::pool_of(64, 64).await;
+        assert!(!pool.can_share_blocks());
+        let model: Vec<u64> = (1..=100).collect();
+        let [a, b] = twins(&pool, &model, ON, ON).await;
+        settle(&pool).await;
+        assert_eq!((stored(&a).1, stored(&b).1), (100, 100));
+        assert_eq!((pool.status().dedup, pool.status().copied_blocks), (None, 0));
+    });
+}
