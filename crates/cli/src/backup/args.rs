@@ -193,7 +193,8 @@ pub(crate) struct RestoreArgs {
         conflicts_with = "to_file"
     )]
     pub(crate) compression: Option<String>,
-    /// File on the server with the key that encrypts the new volume, or kms:NAME for its key_command
+    /// File on the server with the key that encrypts the new volume, or kms:NAME for its
+    /// key_command
     #[arg(long, value_name = "FILE", conflicts_with = "to_file")]
     pub(crate) encryption_key_file: Option<PathBuf>,
     /// Write a new, sparse file instead, without a server

@@ -450,8 +450,9 @@ async fn confirm_in_sync(
         return Err(SessionEnd::Changed);
     }
     inner.all_begun(leg).await?;
-    // A generation that is being recorded or a set bit belongs to a write without the peer. One that
-    // waits for the arbiter has recorded nothing, and ends without it once the peer is attached.
+    // A generation that is being recorded or a set bit belongs to a write without the peer. One
+    // that waits for the arbiter has recorded nothing, and ends without it once the peer is
+    // attached.
     let unchanged = |_: &State| {
         inner.local.superblock().current == generation && inner.legs[leg].out_of_sync.count() == 0
     };

@@ -125,12 +125,12 @@ impl Inner {
         MarkerPlacement::Placed
     }
 
-    /// Asks until the target is not busy, for a limited time. `None` if the session has ended, and no
-    /// request is in flight: a write before the marker may have been given up, which the target would
-    /// lack, and later writes may be of the next session.
+    /// Asks until the target is not busy, for a limited time. `None` if the session has ended, and
+    /// no request is in flight: a write before the marker may have been given up, which the target
+    /// would lack, and later writes may be of the next session.
     ///
-    /// A hand-over, a stop or a change of the mirror waits for the queue, with hosts blocked: then a
-    /// busy target refuses at once.
+    /// A hand-over, a stop or a change of the mirror waits for the queue, with hosts blocked: then
+    /// a busy target refuses at once.
     async fn ask_in_turn(
         &self,
         (leg, session_id): (usize, u64),

@@ -1,9 +1,9 @@
-//! Keys of encrypted volumes, in files or from a command: read when a volume is created, gets another
-//! key, or is about to be served.
+//! Keys of encrypted volumes, in files or from a command: read when a volume is created, gets
+//! another key, or is about to be served.
 //!
 //! Invariants:
-//! - only the path of a key file, or the name of a key, is stored. The key is dropped after use, and is part of no
-//!   answer, log or error;
+//! - only the path of a key file, or the name of a key, is stored. The key is dropped after use,
+//!   and is part of no answer, log or error;
 //! - a path or name may come from the disks of a stranger: only a regular file that others may not
 //!   read is opened, in the thread of its path and with a time limit; the command is that of the
 //!   configuration, and gets a name that is no option;

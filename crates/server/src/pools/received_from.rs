@@ -89,8 +89,8 @@ impl ReceivedFrom {
         }
     }
 
-    /// Checks that a stream of the recorded snapshot, or based on it, is of the same volume. Streams
-    /// of another pool pass.
+    /// Checks that a stream of the recorded snapshot, or based on it, is of the same volume.
+    /// Streams of another pool pass.
     ///
     /// # Errors
     /// The contradiction.
