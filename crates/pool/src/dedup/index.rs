@@ -62,7 +62,7 @@ impl Index {
 
     fn set(&self, fingerprint: u64) -> std::ops::Range<usize> {
         let sets = self.entries.len() / SET;
-        let set = (u128::from(fingerprint) * sets as u128 >> 64) as usize;
+        let set = ((u128::from(fingerprint) * sets as u128) >> 64) as usize;
         set * SET..(set + 1) * SET
     }
 
