@@ -144,8 +144,7 @@ fn new_target(plan: &Plan, counted: bool) -> Arc<Target> {
     let target = Target::new(TargetConfig::default()).expect("the default is valid");
     let nqn = Nqn::new(NQN).expect("a name");
     let serial = "floor".to_owned();
-    let subsystem =
-        SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys: Default::default() };
+    let subsystem = SubsystemConfig { nqn, serial, allow_hosts: None, keys: Default::default() };
     target.add_subsystem(subsystem).expect("the first");
     let namespace = NamespaceConfig { nsid: Some(1), device, uuid: [1; 16], read_only: false };
     target.add_namespace(&nqn, namespace).expect("the first");

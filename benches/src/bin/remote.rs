@@ -86,7 +86,7 @@ async fn serve_null(address: mpsc::Sender<Address>, tls: Option<PskHash>) {
     let subsystem = SubsystemConfig {
         nqn: subnqn(),
         serial: "1".to_owned(),
-        allow_hosts: Vec::new(),
+        allow_hosts: None,
         keys: Default::default(),
     };
     target.add_subsystem(subsystem).expect("the first");

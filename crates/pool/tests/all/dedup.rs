@@ -242,7 +242,7 @@ async fn random_history(seed: u64, steps: u64) -> u64 {
         expect(&pool.open_volume(name).unwrap(), model).await;
     }
     for (name, model) in &snapshots {
-        expect(&*pool.open_snapshot(name).unwrap(), model).await;
+        expect(&pool.open_snapshot(name).unwrap(), model).await;
     }
     let (pool, _) = reopened(pool, &trace, size).await;
     for (name, model) in &models {

@@ -584,7 +584,7 @@ pub(super) fn legs(server: &Server) -> Vec<VolumeDocument> {
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 20] = [
+const FAMILIES: [(&str, &str, PoolNumber); 21] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
