@@ -16,7 +16,7 @@ use crate::tools;
 const IDENTIFY_BYTES: usize = 512;
 
 /// Link versions that nodes speak: bytes 0 and 226 of Replica Identify.
-const VERSIONS: [u64; 2] = [2, 3];
+const VERSIONS: [u64; 2] = [2, 4];
 
 /// Two nodes, and the checks that a guest requests.
 #[derive(Debug)]
@@ -236,7 +236,7 @@ pub fn assert_examples_are_run() {
         .filter_map(|line| line.strip_prefix("## ")?.strip_suffix("h)")?.rsplit_once('('))
         .map(|(_, opcode)| format!("-o 0x{} ", opcode.to_lowercase()))
         .collect();
-    assert_eq!(opcodes.len(), 20, "the headings of commands: {opcodes:?}");
+    assert_eq!(opcodes.len(), 22, "the headings of commands: {opcodes:?}");
     for opcode in opcodes {
         assert!(run.iter().any(|line| line.contains(&opcode)), "no scenario runs {opcode}");
     }

@@ -124,10 +124,7 @@ impl Pool {
         let mut state = self.shared().state.lock();
         state.check().map_err(VolumeError::Io)?;
         let supply = state.supply();
-        // The order makes a checkpoint first, which may free more than is known here.
-        let may_shrink = supply.unmerged || supply.reaping;
-        let used = if may_shrink { 0 } else { supply.live + supply.reserved };
-        let (_, range, _) = self.evacuation_of(&state, device, used)?;
+        let (_, range, _) = self.evacuation_of(&state, device, supply.live + supply.reserved)?;
         let weight: u64 = range.map(|segment| u64::from(state.weight_of(segment))).sum();
         Ok(weight.div_ceil(BLOCK_WEIGHT_U64) * BLOCK_BYTES as u64)
     }

@@ -53,10 +53,12 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
 /// Advice about a peer of a node that serves when the arbiter agrees.
 fn decided_advice(open: OpenMirror<'_>) -> Option<String> {
     let (document, replica, peer) = open;
-    // A peer that was reached, and does not serve either, waits for an operator who chooses.
     let is_lost = matches!(
         peer.state,
-        ReportedState::ResyncPending | ReportedState::Disconnected | ReportedState::Target
+        ReportedState::ResyncPending
+            | ReportedState::Disconnected
+            | ReportedState::Target
+            | ReportedState::NoSource
     );
     match name_advice(open, false) {
         _ if replica.removed => None,
