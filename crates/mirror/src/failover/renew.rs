@@ -57,7 +57,24 @@ pub(crate) async fn keep_renewed(
     session_id: u64,
 ) {
     let interval = Duration::from_nanos(inner.failover.timing().renew_ns());
-    while let Some(offer) = inner.renew_once(leg, &session, session_id).await {
+    loop {
+        let sent_ns = Inner::boot_ns();
+        let offer = inner.offer(&inner.lock(), session_id);
+        // After `sent_ns`, from which the lease is counted: see [`super::lag`].
+        let lag_ms = inner.peer_lag_ms();
+        // A write that fails ends the session before it leaves the queue.
+        if !inner.lock().legs[leg].is_current(session_id) {
+            return;
+        }
+        let failover_after_ms = inner.failover.after_ms();
+        let request = PeerRequest::Renew { offer, failover_after_ms, lag_ms };
+        let answer = session.ask(request).await;
+        let Ok(Ok(PeerReply::Renewed(report))) = answer else {
+            tracing::debug!(replica = %inner.local.superblock().replica, "not renewed: {answer:?}");
+            return inner.disconnect(leg, session_id);
+        };
+        *inner.failover.peer_report.lock() = report;
+        inner.renewed(sent_ns);
         let news =
             |state: &mut StateGuard<'_>| (inner.offer(state, session_id) != offer).then_some(());
         let _ = time::timeout(interval, inner.wait(news)).await;
@@ -65,36 +82,6 @@ pub(crate) async fn keep_renewed(
 }
 
 impl Inner {
-    /// Renews the lease. Nothing else extends it, because only a renewal informs the peer of this
-    /// node's `failover_after`, on which the length of the lease depends. Returns the offer, or
-    /// `None` when the session has ended.
-    pub(crate) async fn renew_once(
-        &self,
-        leg: usize,
-        session: &SharedSession,
-        session_id: u64,
-    ) -> Option<LossPermission> {
-        let sent_ns = Inner::boot_ns();
-        let offer = self.offer(&self.lock(), session_id);
-        // After `sent_ns`, from which the lease is counted: see [`super::lag`].
-        let lag_ms = self.peer_lag_ms();
-        // A write that fails ends the session before it leaves the queue.
-        if !self.lock().legs[leg].is_current(session_id) {
-            return None;
-        }
-        let failover_after_ms = self.failover.after_ms();
-        let request = PeerRequest::Renew { offer, failover_after_ms, lag_ms };
-        let answer = session.ask(request).await;
-        let Ok(Ok(PeerReply::Renewed(report))) = answer else {
-            tracing::debug!(replica = %self.local.superblock().replica, "not renewed: {answer:?}");
-            self.disconnect(leg, session_id);
-            return None;
-        };
-        *self.failover.peer_report.lock() = report;
-        self.renewed(sent_ns);
-        Some(offer)
-    }
-
     /// Answers [`PeerRequest::Renew`] of the attached source.
     pub(crate) async fn renew(
         &self,

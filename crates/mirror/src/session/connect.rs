@@ -366,11 +366,10 @@ async fn lead(
         asks: inner.asks(&inner.lock()).filter(|_| version >= LinkVersion::RENEWS),
     };
     // A target of another size first adopts the source's size, and reconnects a moment later.
+    let sent_ns = Inner::boot_ns();
     execute(&session, PeerRequest::Attach(attach)).await?;
     inner.change(|state| state.legs[leg].refused_group = false);
-    if inner.failover.is_automatic() {
-        inner.renew_once(leg, &session, session_id).await.ok_or(SessionEnd::Lost)?;
-    }
+    inner.renewed(sent_ns);
     let _renewing = inner.failover.is_automatic().then(|| {
         inner.change(|state| {
             let own = &mut state.legs[leg];

@@ -47,8 +47,6 @@ mod fence_tests;
 mod hand_over_tests;
 mod history;
 mod hosts;
-#[cfg(test)]
-mod lease_tests;
 mod link_keys;
 mod operator;
 #[cfg(test)]
