@@ -5,7 +5,7 @@ use flagstone_runtime::sim::Simulation;
 
 /// Lowest and highest link version of each release: the previous one (before version negotiation),
 /// this one, the next, and a later one without support for this one's version.
-const RELEASES: [(u16, u16); 4] = [(2, 3), (2, 4), (4, 5), (5, 5)];
+const RELEASES: [(u16, u16); 4] = [(2, 2), (2, 3), (3, 4), (4, 4)];
 
 fn release(index: usize) -> LinkVersions {
     let (lowest, highest) = RELEASES[index];

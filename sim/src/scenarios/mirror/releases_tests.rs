@@ -201,7 +201,7 @@ fn target_changes_release_at_any_moment_of_growth() {
 /// they share a version.
 #[test]
 fn nodes_without_common_version_wait_for_upgrade() {
-    let pair = Pair::new(4, |_| {});
+    let pair: Pair = of(4, [THIS, THIS], |_| {});
     pair.replace(1, release(FAR));
     pair.until(0, MirrorState::Mismatch);
     pair.write(0, 5, 7).expect("the peer is lost, and the policy is to degrade");
