@@ -20,6 +20,9 @@ pub const API_DIFFERENCES: usize = 256;
 /// Time limit for the response to `grow`, zeroed or not: well below the timeouts of clients.
 pub const GROW_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Shortest time given to a peer to connect, and to answer, when an order needs its identity.
+pub const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Attempts to send a message to the service manager while its queue is full, and the pause between
 /// two: a second together.
 pub const NOTIFY_ATTEMPTS: usize = 100;

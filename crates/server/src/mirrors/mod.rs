@@ -34,6 +34,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use flagstone_arbiter::SharedArbiter;
 use flagstone_auth::{KeyDemand, KeyPair, TlsRing};
@@ -60,7 +61,7 @@ use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::time::{self, Backoff};
 
-use crate::limits::OPEN_PAUSE;
+use crate::limits::{IDENTIFY_TIMEOUT, OPEN_PAUSE};
 use crate::subsystems::namespace_of;
 use crate::wake::Wake;
 use flagstone_config::device_spec::DeviceSpec;
@@ -615,6 +616,11 @@ impl MirroredVolume {
     }
 
     fn connector(&self, peer: &Peer) -> Result<SharedConnector, String> {
+        self.connector_within(peer, peer.timeout)
+    }
+
+    /// A connector whose connections and commands may take `timeout` each.
+    fn connector_within(&self, peer: &Peer, timeout: Duration) -> Result<SharedConnector, String> {
         let options = HostOptions {
             host_nqn: Some(self.own_host),
             keys: self.keys_of(peer)?,
@@ -623,9 +629,9 @@ impl MirroredVolume {
                 ..RemoteTls::required(keys)
             }),
             queues: peer.connections,
-            keep_alive: peer.timeout,
-            command_timeout: peer.timeout,
-            connect_timeout: peer.timeout,
+            keep_alive: timeout,
+            command_timeout: timeout,
+            connect_timeout: timeout,
             ..HostOptions::default()
         };
         let bandwidth = self.mirror_shares.borrow().bandwidth.get(&peer.name).cloned();
@@ -638,15 +644,16 @@ impl MirroredVolume {
         Ok(Arc::new(way.with_link(link)))
     }
 
-    /// Asks a peer for the identity of its replica. The error is the reason that it does not
-    /// answer.
+    /// Asks a peer for the identity of its replica, for an order. No host waits, so the peer has
+    /// [`IDENTIFY_TIMEOUT`] even if its session would be given up earlier. The error is the reason
+    /// that it does not answer.
     async fn identify_peer(
         &self,
         peer: &Peer,
         own: MirrorId,
         versions: LinkVersions,
     ) -> Result<ReplicaIdentity, String> {
-        let connector = self.connector(peer)?;
+        let connector = self.connector_within(peer, peer.timeout.max(IDENTIFY_TIMEOUT))?;
         // The link reports an unreachable device for a peer that has no replica, too.
         let silent = |error: IoError| match error {
             IoError::Unreachable if connector.link().is_node_refused => format!(
