@@ -273,7 +273,7 @@ fn backup_is_served_from_the_store() {
     let refused = alone(&format!("backup serve {keyed} db@a --listen 0.0.0.0:0"));
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(
-        refused.status.code() == Some(2) && errors.contains("authenticates nobody"),
+        refused.status.code() == Some(2) && errors.contains("authenticates no client"),
         "{errors}"
     );
 

@@ -1,6 +1,6 @@
 //! Reader of a backup at any offset. Indexes and pieces that were read last stay in memory.
 //!
-//! Invariants: what is returned has the right checksums; both caches are bounded.
+//! Invariants: returned data has the right checksums; both caches are bounded.
 
 use std::sync::Arc;
 

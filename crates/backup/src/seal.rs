@@ -1,13 +1,13 @@
 //! Encryption of a prefix: its indexes and pieces are sealed with AES-256-GCM.
 //!
 //! A prefix has a random key, which its head stores sealed with the operator's key. Each writer has
-//! a key of its own, derived from that of the prefix, so that a nonce is the place of what is
-//! sealed: a writer stores each index and each piece once.
+//! a key of its own, derived from that of the prefix, so that a nonce is the place of sealed
+//! data: a writer stores each index and each piece once.
 //!
 //! The entry of a backup in the head has a message authentication code, and has the checksum of its
 //! manifest, which has those of all indexes.
 //!
-//! Invariants: what is sealed opens only as the same index or piece of the same writer; keys are
+//! Invariants: sealed data opens only as the same index or piece of the same writer; keys are
 //! erased when dropped, and never printed.
 
 use std::fmt;

@@ -80,7 +80,7 @@ fn encrypted_prefix_needs_its_key() {
                     assert!(matches!(volume, Err(BackupError::Key { .. })));
                     let retention = Retention { abandon_after_s: u64::MAX, ..Retention::default() };
                     let plan = plan_prune(&head, &retention, 1_000_000);
-                    prune(&repository, &plan).await.expect("it deletes what is not needed");
+                    prune(&repository, &plan).await.expect("it deletes unneeded objects");
                 }
                 answer => assert!(matches!(answer, Err(BackupError::Key { .. })) && !has_none),
             }

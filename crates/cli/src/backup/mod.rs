@@ -20,6 +20,7 @@ use flagstone_config::BucketOptions;
 use flagstone_objects::ClientOptions;
 use flagstone_pool::WrappingKey;
 use flagstone_server::http::tls::store_client_config;
+use flagstone_server::limits::KEY_FILE_BYTES;
 use flagstone_stack::private_file;
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
@@ -34,9 +35,6 @@ use crate::exit::{Exit, Failure};
 use crate::output::{complain, print, progress_bar};
 
 pub(crate) use make::make;
-
-/// Longest key file, in bytes.
-const KEY_FILE_BYTES: u64 = 256;
 
 /// Names of backups that a message lists.
 const NAMES_SHOWN: usize = 20;
@@ -60,11 +58,8 @@ fn read_key(path: &Path) -> Result<WrappingKey, Failure> {
     let failed = |why: String| Failure::failed(format!("{}: {why}", path.display()));
     let text = private_file::read(path, KEY_FILE_BYTES).map_err(|why| failed(why.to_string()))?;
     WrappingKey::parse(&text).ok_or_else(|| {
-        failed(
-            "it has no 64 hexadecimal digits or Base64 of 32 bytes: flagstone key generate FILE \
-             --volume writes a new key"
-                .to_owned(),
-        )
+        let form = WrappingKey::TEXT_FORM;
+        failed(format!("it has no {form}: flagstone key generate FILE --volume writes a new key"))
     })
 }
 

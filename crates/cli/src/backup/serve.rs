@@ -172,7 +172,7 @@ pub(super) fn local_address(text: &str) -> Result<Address, String> {
     match address.ip().is_loopback() {
         true => Ok(Address::Tcp(address)),
         false => Err(format!(
-            "{} can be reached by others, and NBD without TLS authenticates nobody: listen on {}, \
+            "{} can be reached by others, and NBD without TLS authenticates no client: listen on {}, \
              and forward the port with ssh",
             address.ip(),
             Ipv4Addr::LOCALHOST

@@ -73,7 +73,7 @@ impl Mirror {
     }
 }
 
-/// How long an order waits until a desired state is durable. It goes on after that.
+/// How long an order waits until a desired state is durable. It continues after that.
 pub(super) const SET_DESIRED_LIMIT: Duration = Duration::from_millis(LOCAL_IO_MS + EXCLUDE_MS);
 
 /// An order to change the role; ends on drop. Meanwhile, calls to a hung local device fail after a

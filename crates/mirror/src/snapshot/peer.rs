@@ -94,7 +94,7 @@ impl Mirror {
         (id, name): (SnapshotId, SnapshotName),
     ) -> Result<PeerSnapshot, SnapshotObstacle> {
         use PeerRefusal::{SnapshotInUse, SnapshotMissing};
-        // Before the question: what it takes meanwhile may be missing in the answer.
+        // Before the question: a snapshot that it takes meanwhile may be missing in the answer.
         if self.0.lock().markers.awaits(name, leg) {
             return Ok(PeerSnapshot::Waiting);
         }

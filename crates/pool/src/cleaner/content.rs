@@ -56,7 +56,7 @@ fn set_of(sets: &mut [usize], piece: usize) -> usize {
     set
 }
 
-/// The clusters among these pieces: groups of equal blocks first, then what is left of each piece.
+/// The clusters among these pieces: groups of equal blocks first, then the rest of each piece.
 pub(super) fn clusters(pieces: &[ContentPiece]) -> Vec<Cluster> {
     let mut contents: BTreeMap<(Domain, &[u8]), usize> = BTreeMap::new();
     let mut classes: Vec<Group> = Vec::new();

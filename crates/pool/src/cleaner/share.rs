@@ -110,7 +110,7 @@ impl Batch {
     }
 }
 
-/// What the scan does next.
+/// Next step of the scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScanWork {
     /// Scan a segment.
@@ -487,7 +487,7 @@ impl State {
         self.deleting == 0 && self.evacuated.is_none() && self.dedup.is_due(self.host_blocks)
     }
 
-    /// What the scan does after a pause.
+    /// Next step of the scan after a pause.
     fn scan_work(&self) -> Option<ScanWork> {
         if !self.dedup.is_on() || self.pause != MaintenancePause::None {
             return None;

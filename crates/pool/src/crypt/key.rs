@@ -47,6 +47,9 @@ impl fmt::Debug for WrappingKey {
 }
 
 impl WrappingKey {
+    /// Form of a key in a text, as messages name it.
+    pub const TEXT_FORM: &str = "64 hexadecimal digits or Base64 of 32 bytes";
+
     /// The key in a text: 64 hexadecimal digits, or the Base64 of 32 bytes, with white space around
     /// it. `None` for any other text.
     pub fn parse(text: &str) -> Option<WrappingKey> {

@@ -1,7 +1,7 @@
 //! Index of fingerprints: where a block with a fingerprint was seen, in bounded memory. Pure.
 //!
 //! A hint, not a reference: the block may have moved or died, or have another content with the same
-//! fingerprint. Whoever finds a hint reads the block and compares it.
+//! fingerprint. The block of a hint is read and compared before it is used.
 //!
 //! The table has sets of eight entries. A new entry replaces the oldest of its set, so the index
 //! is a window over the blocks that were seen last.

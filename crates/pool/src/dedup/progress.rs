@@ -24,7 +24,7 @@ pub(crate) struct ScanProgress {
     left: usize,
     /// Where the search for the next segment begins.
     next: usize,
-    /// Blocks written for hosts after which the scan goes on, if the pool had no room.
+    /// Blocks written for hosts after which the scan continues, if the pool had no room.
     resume_at: u64,
     index: Option<Seen>,
     /// Memory of the index, in bytes.
@@ -100,7 +100,7 @@ impl ScanProgress {
         let found = order.find(|at| !self.scanned[*at] && can_scan(*at as u32));
         match found {
             Some(found) => self.next = found,
-            // What is left cannot be scanned now.
+            // The rest cannot be scanned now.
             None => self.left = 0,
         }
         found.map(|found| found as u32)

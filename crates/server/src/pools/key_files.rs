@@ -72,7 +72,8 @@ impl KeyCommand {
         let printed = Zeroizing::new(printed);
         let key = std::str::from_utf8(&printed).ok().and_then(WrappingKey::parse);
         key.ok_or_else(|| {
-            format!("{program} prints no 64 hexadecimal digits or Base64 of 32 bytes")
+            let form = WrappingKey::TEXT_FORM;
+            format!("{program} did not print a key of {form}, without other text")
         })
     }
 }
@@ -103,9 +104,8 @@ fn read_now(path: &Path) -> Result<WrappingKey, String> {
     }
     let text = private_file::read(path, KEY_FILE_BYTES).map_err(|error| error.to_string())?;
     WrappingKey::parse(&text).ok_or_else(|| {
-        "it has no 64 hexadecimal digits or Base64 of 32 bytes: flagstone key generate FILE \
-         --volume writes a new key"
-            .to_owned()
+        let form = WrappingKey::TEXT_FORM;
+        format!("it has no {form}: flagstone key generate FILE --volume writes a new key")
     })
 }
 

@@ -5,7 +5,7 @@
 //! - requests wait in a queue of at most [`LEG_SNAPSHOTS_MAX`], and are carried out one by one;
 //! - a request is refused when it is as old as its source is ready to wait, because an older one
 //!   ends the connection. Only the durable change itself takes as long as a write;
-//! - a deletion that takes longer goes on, and is over before the next request begins;
+//! - a deletion that takes longer continues, and has ended before the next request begins;
 //! - they take no order lock, because hosts may wait for them: the pool serializes its own orders.
 
 use std::collections::VecDeque;
@@ -57,7 +57,7 @@ impl Deadline {
     }
 }
 
-/// Requests that wait for the control thread; `None` when nobody sends any more.
+/// Requests that wait for the control thread; `None` after the last sender ended.
 struct Inbox {
     waiting: Mutex<Option<VecDeque<LegRequest>>>,
     arrived: SharedNotify,

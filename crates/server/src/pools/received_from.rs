@@ -1,5 +1,5 @@
 //! Origin of the snapshot that a volume received last. Snapshots that were taken together have one
-//! UUID; their numbers in their pool tell them apart.
+//! UUID; their numbers in their pool distinguish them.
 //!
 //! The record is a property of the volume. Without one, the UUID alone decides: a volume that has
 //! the snapshot because it was taken there has no record.

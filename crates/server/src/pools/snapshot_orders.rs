@@ -90,7 +90,7 @@ impl Server {
         if local != full {
             return Err(Problem::not_found(format!(
                 "the volume of {full} is mirrored, and this node has the snapshot as {local}, if at \
-                 all: name that one"
+                 all: name {local}"
             )));
         }
         let found = self.required(parts(full)?.0)?;

@@ -276,7 +276,7 @@ fn lost_answer_leaves_equal_content() {
     }
 }
 
-/// A busy target is asked again, for a limited time, and the mirror goes on.
+/// A busy target is asked again, for a limited time, and the mirror continues.
 #[test]
 fn busy_target_refuses_at_last() {
     let scene = Scene::new(6, |peer| peer.mode = Mode::Async);

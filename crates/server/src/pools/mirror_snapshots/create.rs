@@ -248,7 +248,7 @@ fn waits_text(peer: &str) -> String {
 /// Deletes the snapshots of this node, which a peer lacks.
 ///
 /// # Errors
-/// What is left.
+/// A snapshot that could not be deleted, and the way out.
 async fn delete_own(legs: &[MirroredLeg], own: &str, id: PoolId) -> Result<(), Problem> {
     for leg in legs.iter().filter(|leg| leg.existing(own).is_some_and(|found| found.id == id)) {
         if let Err(error) = leg.found.pool.delete_exact_snapshot(&leg.full(own), id).await {
