@@ -54,7 +54,7 @@ impl Outcome {
         }
     }
 
-    /// Without the hash, for histories whose contents the seed does not determine: those of TLS,
+    /// Without the hash, for histories whose contents the seed does not determine: contents of TLS,
     /// whose library has its own random number generator. Events and times remain equal.
     #[must_use]
     pub fn with_random_contents(self) -> Outcome {

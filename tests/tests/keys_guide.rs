@@ -76,7 +76,7 @@ impl Configuration {
     }
 
     /// Writes a line into a table, in place of the one with the same key. Addresses to listen on
-    /// are replaced only by those of the same protocol.
+    /// are replaced only by others of the same protocol.
     fn write(&mut self, header: &str, line: &str) {
         let key = |line: &str| line.split('=').next().unwrap_or_default().trim().to_owned();
         let lines = self.table(header);
@@ -172,8 +172,8 @@ impl Lab {
         self.root(node).join("api")
     }
 
-    /// Programs that a node runs in place of those of a machine: `flagstone` knows its server, and
-    /// the user of the service is that of the test.
+    /// Programs that a node runs in place of a machine's programs: `flagstone` knows its server,
+    /// and the user of the service is that of the test.
     fn shims(&self, node: &str) {
         let program = binary().display();
         let flagstone = format!(

@@ -258,8 +258,8 @@ impl Catalog {
         self.patterns(family).map(|pattern| pattern.0.as_str()).filter(|name| !name.contains('*'))
     }
 
-    /// Kinds of a family's machines, such as `standard`: those that the tables name, and the usual
-    /// ones unless the tables list every machine.
+    /// Kinds of a family's machines, such as `standard`: the kinds that the tables name, and the
+    /// usual ones unless the tables list every machine.
     pub(crate) fn kinds_of(&self, family_name: &str, family: &MachineFamily) -> Vec<&str> {
         let named = self.named_machines(family_name).filter(|name| !family.names(name));
         let mut kinds: Vec<&str> = named.filter_map(|name| name.split('-').nth(1)).collect();

@@ -1,8 +1,8 @@
 //! Prediction of unlike disks that are used at once on one machine and share its limits.
 //!
 //! Each disk carries the same workload under its own limits. Disks of one type share what their
-//! total size or number allows, all disks the limits of the machine, those that use egress its
-//! egress, and those of the types that a CPU rule names its CPUs. Where a shared limit binds, all
+//! total size or number allows, all disks the limits of the machine, disks that use egress its
+//! egress, and disks of the types that a CPU rule names its CPUs. Where a shared limit binds, all
 //! of its disks slow down alike. Whether unlike types share one limit of the machine is in no
 //! catalog, so one budget is assumed, the strictest rule.
 

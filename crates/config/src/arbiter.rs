@@ -103,7 +103,7 @@ fn word(text: &str) -> Result<String, &'static str> {
     sound.then(|| text.to_owned()).ok_or("write a-z, 0-9 and `-`")
 }
 
-/// Keys that one cloud has, whether it needs them, and their meaning.
+/// Keys of one cloud, whether it needs them, and their meaning.
 fn keys_of_clouds(has_endpoint: bool) -> [(&'static str, Cloud, bool, &'static str); 2] {
     [
         ("region", Cloud::S3, !has_endpoint, "the bucket's, such as \"eu-central-1\""),

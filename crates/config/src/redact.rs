@@ -1,6 +1,6 @@
 //! Redaction of a configuration for a bug report: keys and values without secrets and comments.
 //!
-//! The schema says which values may be repeated: those of its keys, without the arguments of
+//! The schema says which values may be repeated: the values of its keys, without the arguments of
 //! commands and the users and unknown options of addresses. Only parsed values are repeated. Of a
 //! text that is not TOML nothing is, because a secret in it cannot be told from the rest.
 

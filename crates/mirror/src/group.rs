@@ -9,11 +9,11 @@
 //! 1. *Group session:* the members' sessions to one peer form one group session. None takes host
 //!    writes before all members have attached, joined and begun their resyncs: otherwise a member
 //!    would be newer than another that still counts as consistent.
-//! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the
-//!    peer is acknowledged. A later write to another member must not reach the peer. A session that
-//!    ends in order, with nothing left to deliver, is an exception: no write follows it. One that
-//!    ends because the member moves to another mirror, such as one that is larger, is not: its
-//!    successor serves at once.
+//! 2. *Freeze:* when a member's session ends, the sessions of all members end, before a write
+//!    without the peer is acknowledged. A later write to another member must not reach the peer. A
+//!    session that ends in order, with nothing left to deliver, is an exception: no write follows
+//!    it. One that ends because the member moves to another mirror, such as one that is larger, is
+//!    not: its successor serves at once.
 //! 3. *One order:* the writes of a group session are numbered together, and the target starts each
 //!    when all writes that it may depend on are durable there, whichever member they change. They
 //!    are sent in that order, and the unacknowledged ones fit one window: a write that waits at the

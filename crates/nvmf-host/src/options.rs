@@ -56,8 +56,8 @@ pub struct HostOptions {
     pub target_is_durable: bool,
 }
 
-/// Reads the keys of a host again, and replaces those of its rings. Runs on a thread of its own, as
-/// it may block.
+/// Reads the keys of a host again, and replaces the keys in its rings. Runs on a thread of its own,
+/// as it may block.
 #[derive(Clone)]
 pub struct KeyReload(Arc<dyn Fn() + Send + Sync>);
 

@@ -56,7 +56,7 @@ impl BlockDevice for Cached {
     }
 }
 
-/// Regression: after a restart the host took the first namespace of those that were served already,
+/// Regression: after a restart the host took the first namespace that was served already,
 /// found that it was another one, and failed all calls at once.
 #[test]
 fn call_waits_for_its_namespace_though_another_is_served() {

@@ -272,7 +272,7 @@ impl OpenSsl {
         }
     }
 
-    /// Updates the keys of the client: `K` asks for those of the server too, `k` does not.
+    /// Updates the keys of the client: `K` asks for new keys of the server too, `k` does not.
     fn update_keys(&mut self, command: u8) {
         self.send(&[command]);
         let mut said = Vec::new();

@@ -450,7 +450,8 @@ impl Controller {
             return Err(ConnectRefusal::QUEUE_IN_USE);
         }
         let mut concatenated = self.concatenated.lock();
-        // Under the lock of the PSKs: one that has ended meanwhile, on another core, opens nothing.
+        // Under the lock of the PSKs: a controller that has ended meanwhile, on another core, opens
+        // nothing.
         match channel {
             ChannelProof::Plain => {}
             ChannelProof::ConfiguredKey(key) => queue.proved_channel(key.clone()),

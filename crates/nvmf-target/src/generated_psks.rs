@@ -47,7 +47,7 @@ pub(crate) struct NewPsk {
     pub(crate) proven: bool,
 }
 
-/// By host. The one that was made, or has last opened a queue, the longest ago comes first.
+/// By host, ordered by the time at which each was made or last opened a queue, oldest first.
 #[derive(Default)]
 pub(crate) struct GeneratedPsks(RwLock<BTreeMap<Nqn, VecDeque<Generated>>>);
 

@@ -151,7 +151,7 @@ pub(crate) const READY_TIMEOUT_500MS: u8 = 20;
 /// in half a second is never stalled.
 pub(crate) const SEND_BYTES: usize = 1 << 20;
 
-/// Least number of connections that one address may have without using a volume, however few
+/// Least number of connections that an address may have without using a volume, however few
 /// connections the target has.
 pub(crate) const UNPROVEN_PER_SOURCE: usize = 32;
 

@@ -29,8 +29,8 @@ pub struct SubsystemConfig {
     pub serial: String,
     /// Hosts that may connect; `None` allows all.
     pub allow_hosts: Option<Vec<Nqn>>,
-    /// Keys by host, also of hosts that may not connect. If one that may connect has a key, a host
-    /// without a key cannot connect, and other hosts have to authenticate (Base 8.3.5), unless
+    /// Keys by host, also of hosts that may not connect. If a host that may connect has a key, a
+    /// host without a key cannot connect, and other hosts have to authenticate (Base 8.3.5), unless
     /// their keys are optional.
     pub keys: BTreeMap<Nqn, KeyPair>,
 }
@@ -158,7 +158,7 @@ impl ServedSubsystem {
         self.hosts.lock().is_none()
     }
 
-    /// True if hosts need keys: one that may connect has a key.
+    /// True if hosts need keys: a host that may connect has a key.
     pub(super) fn requires_authentication(&self) -> bool {
         let hosts = self.hosts.lock();
         self.keys.keys().any(|host| is_allowed(&hosts, host))
@@ -213,7 +213,7 @@ impl ServedSubsystem {
         self.hosts.lock().as_ref().map(|hosts| hosts.iter().copied().collect())
     }
 
-    /// Sets the allow-list. Disconnects hosts that are no longer on it, and those that have proven
+    /// Sets the allow-list. Disconnects hosts that are no longer on it, and hosts that have proven
     /// no key, if hosts need keys from now on.
     pub(super) fn set_allowed_hosts(&self, hosts: Option<Vec<Nqn>>) -> Result<(), TargetError> {
         let needed_keys = self.requires_authentication();

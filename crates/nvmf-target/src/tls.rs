@@ -186,7 +186,7 @@ pub(crate) struct TlsKeys {
 }
 
 impl TlsKeys {
-    /// No keys yet. `delays` are those of all handshakes of the target.
+    /// No keys yet. `delays` apply to all handshakes of the target.
     pub(crate) fn new(delays: SharedDelays) -> Self {
         let in_flight = InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE);
         Self {

@@ -328,7 +328,7 @@ pub enum VolumeError {
         /// Name of the volume.
         name: String,
     },
-    /// The key is not the one that encrypts the volume.
+    /// The volume is encrypted with another key.
     #[error("the key is not the key of volume `{name}`")]
     WrongKey {
         /// Name of the volume.

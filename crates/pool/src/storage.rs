@@ -60,8 +60,9 @@ impl Devices {
         self.slots().filter(|slot| slot.removed.load(Ordering::Acquire)).count()
     }
 
-    /// Flushes every device. The log has nothing on one that is removed meanwhile, whose flush may
-    /// fail. The failure of another one is an error: a repetition could succeed without its data.
+    /// Flushes every device. The log has nothing on a device that is removed meanwhile, whose flush
+    /// may fail. The failure of another one is an error: a repetition could succeed without its
+    /// data.
     async fn flush(&self) -> Result<(), IoError> {
         let present = self.slots().filter(|slot| !slot.removed.load(Ordering::Acquire));
         let flush = |slot: &Slot| -> IoFuture<()> {

@@ -100,7 +100,7 @@ struct KeptState {
 }
 
 impl KeptReservations {
-    /// Forgets those of a deleted volume. Returns the UUIDs by which it was served.
+    /// Forgets the reservations of a deleted volume. Returns the UUIDs by which it was served.
     fn forget(&self, volume: PoolId) -> Vec<[u8; 16]> {
         let mut kept = self.0.borrow_mut();
         let is_of = |kept: &KeptState| kept.volume == Some(volume);

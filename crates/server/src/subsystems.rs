@@ -97,7 +97,7 @@ pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Option<Vec<Nqn>>, S
     hosts.map(|hosts| hosts.iter().map(|host| nqn(host)).collect()).transpose()
 }
 
-/// Keys of all hosts: those that may connect can change while the volume is served.
+/// Keys of all hosts: the list of hosts that may connect can change while the volume is served.
 fn keys_of(config: &Config) -> Result<BTreeMap<Nqn, KeyPair>, ServeError> {
     let keys = config.hosts.iter().filter_map(|host| Some((host, host.key_file.as_ref()?)));
     let keys = keys.map(|(host, file)| {

@@ -1,7 +1,7 @@
 //! Identities of TLS PSKs, and the PSKs that belong to them (NVMe/TCP 3.6.1.3 and 3.6.1.4).
 //!
 //! `NVMe0R01 HOST SUBSYSTEM` names a host, a subsystem and a hash; `NVMe1R01 HOST SUBSYSTEM DIGEST`
-//! also the key, and `NVMe1G01 HOST SUBSYSTEM DIGEST` one that secure channel concatenation has
+//! also the key, and `NVMe1G01 HOST SUBSYSTEM DIGEST` a key that secure channel concatenation has
 //! generated. Two keys may therefore belong to one identity of version 0, and libnvme derived
 //! both versions in another way before 2025. So an identity leads to a few candidates, and the
 //! binder of the ClientHello decides between them ([`super::Hello`]).

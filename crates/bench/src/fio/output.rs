@@ -249,7 +249,7 @@ fn beginning(text: &str) -> Option<usize> {
 /// (`--status-interval`) the last one describes the whole run.
 ///
 /// # Errors
-/// There is no result, one that cannot be read, or results of several runs.
+/// There is no result, an unreadable one, or results of several runs.
 pub fn parse(text: &str) -> Result<Output, String> {
     let mut rest = &text[beginning(text).ok_or("there is no JSON in it")?..];
     let mut last: Option<Raw> = None;

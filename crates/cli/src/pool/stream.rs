@@ -89,8 +89,8 @@ fn first_frame(bytes: &[u8]) -> Result<Option<(StreamFrame<'_>, usize)>, Failure
     StreamFrame::decode(bytes).map_err(|error| Failure::failed(format!("the stream: {error}")))
 }
 
-/// Passes at most `most` whole frames at the beginning of `bytes` to `watch`, and those that the
-/// receiver needs to `needed`; returns their length.
+/// Passes at most `most` whole frames at the beginning of `bytes` to `watch`, and the frames that
+/// the receiver needs to `needed`; returns their length.
 fn see_all(
     bytes: &[u8],
     watch: &mut Watch,

@@ -55,7 +55,7 @@ pub static API_TLS: Section = Section {
         "listen", ValueKind::Text("address"), "" =>
             "Address of the [API over TCP](api.md#over-tcp): `ADDRESS:PORT`, default port 9468. Required.";
         "certificate_file", ValueKind::Text("path"), "" =>
-            "The server's certificate, followed by those of intermediate authorities. Required.";
+            "The server's certificate, followed by the certificates of intermediate authorities. Required.";
         "key_file", ValueKind::Text("path"), "" =>
             "Its private key (mode 0600). Required.";
         "client_ca_file", ValueKind::Text("path"), "" =>

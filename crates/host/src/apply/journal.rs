@@ -1,7 +1,7 @@
 //! Change journal: one JSON line per change, on stable storage before the change is made.
 //!
 //! Undo writes what the journal says, so only the user who runs the doctor may write it: its
-//! directory is not the service's, and one that belongs to another user is refused.
+//! directory is not the service's, and a directory of another user is refused.
 //!
 //! A truncated last line belongs to a change that never started, and is dropped. Any other
 //! malformed line stops apply and undo, because its change is unknown.

@@ -35,7 +35,7 @@ fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
     Some((UDEV_FILE, key, line))
 }
 
-/// Whether each line of `text` is one that the doctor writes to `file`. A rule of udev can run a
+/// Whether each line of `text` is a line that the doctor writes to `file`. A rule of udev can run a
 /// program, so undo restores no other line.
 pub(super) fn is_ours(file: &str, text: &str) -> bool {
     text.lines().all(|line| line == HEADER.trim_end() || is_our_line(file, line))

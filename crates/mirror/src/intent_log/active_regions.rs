@@ -328,7 +328,8 @@ impl ActiveSet {
         }
     }
 
-    /// Fails the tickets of a failed plan, or those that wait for the room that it would have made.
+    /// Fails the tickets of a failed plan, or the tickets that wait for the room that it would have
+    /// made.
     pub(crate) fn failed(
         &mut self,
         table: &RegionTable,

@@ -158,7 +158,7 @@ impl WriteQueue {
         SendDecision::Send { next: self.next_to_send() }
     }
 
-    /// True if the entry after those that were sent may be sent.
+    /// True if the next entry may be sent.
     fn next_may_go(&mut self) -> bool {
         let is_first = self.unsent == self.first;
         let Some(&mut QueueEntry { kind, bytes, .. }) = self.entry(QueueSlot(self.unsent)) else {

@@ -256,7 +256,7 @@ fn replica_image_in_host_data_is_ignored() {
     let (sim, node) = world(7, false, 64 << 20);
     let image = sim.peek(node, DATA, (64 << 20) - 2 * BLOCK, 2 * BLOCK as usize);
     let (sim, node) = world(8, false, 256 << 20);
-    // At a position that is a likely device size, and at one that the image names.
+    // At a position that is a likely device size, and at a position that the image names.
     sim.poke(node, DATA, (128 << 20) - 2 * BLOCK, &image);
     sim.poke(node, DATA, (64 << 20) - 2 * BLOCK, &image);
     sim.grow_disk(node, DATA, 512 << 20);

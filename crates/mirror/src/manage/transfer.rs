@@ -85,7 +85,7 @@ impl State {
 /// [`ReplicaTransfer::finish`], waiting calls fail.
 pub struct ReplicaTransfer {
     was_serving: bool,
-    /// Calls to the devices, including those of the reopened replica.
+    /// Calls to the devices, including calls of the reopened replica.
     io: Arc<LocalIo>,
     deadline: Instant,
     running: Running,
@@ -347,8 +347,8 @@ impl Inner {
     }
 }
 
-/// Clears the peer records of these slots, and with `free` those of free slots, because marks are
-/// cleared, too. A new peer in such a slot gets a full resync.
+/// Clears the peer records of these slots, and with `free` the records of free slots, because marks
+/// are cleared, too. A new peer in such a slot gets a full resync.
 fn forget_peers(superblock: &mut Superblock, slots: &[usize], free: bool) {
     for slot in 0..PEERS_MAX {
         let peer = superblock.peers[slot];

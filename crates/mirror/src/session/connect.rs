@@ -413,8 +413,8 @@ async fn lead(
     }
     let _group_session = inner.join_group(leg, &session, session_id).await?;
     match amount {
-        // Use the generation that was equal at the handshake. The peer does not have one that was
-        // started since.
+        // Use the generation that was equal at the handshake. The peer does not have a generation
+        // that was started since.
         None => {
             confirm_in_sync(inner, leg, &session, session_id, mine.view.generations.current).await?
         }

@@ -37,7 +37,7 @@ pub type SnapshotFuture<T> = IoFuture<Result<T, PeerRefusal>>;
 /// Snapshots of the device of a replica. Called from any core.
 pub trait LegSnapshots: Send + Sync + 'static {
     /// Carries out an order. A snapshot that exists already is not taken again. The result of an
-    /// order is durable; one that was abandoned may still be carried out.
+    /// order is durable; an abandoned order may still be carried out.
     ///
     /// A busy device answers [`PeerRefusal::NotNow`] after the time in the request, because an old
     /// request ends the connection to the source: the snapshot was not taken. A deletion then

@@ -418,7 +418,7 @@ fn roles_begin_and_end_with_their_actions() {
         assert_eq!(begins.is_some(), !serves(state.role) && serves(after.role), "{}", context());
         let ends = serves(state.role) && !serves(after.role);
         assert_eq!(refuses.is_some() || hands_over.is_some(), ends, "{}", context());
-        // Recorded values must equal those of the state.
+        // Recorded values must equal the values of the state.
         for action in actions.iter() {
             if let Action::Record(role) | Action::PutAway(role) = action {
                 // A source that moves to another mirror of its node stays one.

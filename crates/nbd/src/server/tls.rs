@@ -35,7 +35,7 @@ pub struct NbdTls {
 pub struct NbdTlsKeys {
     /// Its certificate and settings.
     pub server: TlsServer,
-    /// Pre-shared keys of clients. If `None`, those of `server`, whose connections outlive them.
+    /// Pre-shared keys of clients. If `None`, the keys of `server`, whose connections outlive them.
     pub psks: Option<Arc<dyn PskKeys>>,
 }
 

@@ -289,7 +289,7 @@ fn wait_for_queue_number_abandons_no_authentication() {
     .unwrap();
 }
 
-/// Regression: the keys were those of the hosts that were allowed when the volume was served.
+/// Regression: the keys belonged to the hosts that were allowed when the volume was served.
 #[test]
 fn allow_list_selects_keys_of_hosts() {
     block_on(async {

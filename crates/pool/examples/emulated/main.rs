@@ -2,7 +2,7 @@
 //! latency while the cleaner works, as ratios to the raw disk.
 //!
 //! `cargo run --release -p flagstone-pool --example emulated -- [GIB] [SECONDS]`: the size of the
-//! emulated disks, whose limits are those of 500 GB (8), and the length of a measurement (20).
+//! emulated disks, with the limits of 500 GB (8), and the length of a measurement (20).
 
 mod disk;
 

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 /// Name of the volume's property that turns deduplication `on` or `off`, its default.
 pub const DEDUP_PROPERTY: &str = "dedup";
 
-/// Name of the volume's property with its domain: volumes share only with those that have the same
-/// value, or none either.
+/// Name of the volume's property with its domain: volumes share only with volumes that have the
+/// same value, or none either.
 pub const DEDUP_DOMAIN_PROPERTY: &str = "dedup.domain";
 
 /// Whether the blocks of a volume may be stored together with equal ones.

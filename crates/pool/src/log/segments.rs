@@ -64,7 +64,7 @@ impl Segments {
         self.uses.len()
     }
 
-    /// Number of free segments, without those of an evacuated device.
+    /// Number of free segments, without segments of an evacuated device.
     pub fn free(&mut self) -> usize {
         self.release();
         self.free.len()

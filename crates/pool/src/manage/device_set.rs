@@ -8,7 +8,7 @@
 /// Devices of a pool, as recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSet<T> {
-    /// All devices, including those that an order adds or removes.
+    /// All devices, including devices that an order adds or removes.
     pub devices: Vec<T>,
     /// Device that an order adds.
     pub adding: Option<T>,

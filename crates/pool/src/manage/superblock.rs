@@ -4,7 +4,7 @@
 //! Invariants:
 //! - a chunk goes to the log device only after the volumes that it changes were durably marked, so
 //!   that an opening without the log device knows which volumes lack changes;
-//! - no update follows one that failed or whose task was dropped (e.g. by a canceled opening): it
+//! - no update follows a failed one, or one whose task was dropped (e.g. by a canceled opening): it
 //!   may be on some of the devices.
 
 use std::collections::BTreeSet;

@@ -156,7 +156,7 @@ pub struct Superblock {
     pub name: String,
     /// Position of this device or leg in the table; [`LOG_INDEX`] on the log device.
     pub device: u16,
-    /// All devices. With redundancy, the identifier and size of a device are those of its legs.
+    /// All devices. With redundancy, the identifier and size of a device are its legs'.
     pub devices: Vec<DeviceRecord>,
     /// Legs of each device; empty without redundancy.
     pub pairs: Vec<Pair>,

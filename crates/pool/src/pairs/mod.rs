@@ -6,7 +6,7 @@
 //!   first recorded as missing on the other legs;
 //! - a device always has a leg in sync: the last one does not fail, but its calls do;
 //! - one superblock update at a time, legs in sync first: a leg that is behind never has an update
-//!   that a leg in sync lacks. No update follows one that failed or was dropped.
+//!   that a leg in sync lacks. No update follows a failed or dropped one.
 //!
 //! A call that a leg does not answer in time counts as failed. A write may still take effect later,
 //! so a device is not taken into use while it has writes in progress ([`WriteCalls`]).
@@ -137,7 +137,7 @@ impl Pairs {
         (0..self.pairs.len()).map(device).collect()
     }
 
-    /// Attached legs by position in the device table: those that get superblocks.
+    /// Attached legs by position in the device table. They get superblocks.
     pub(crate) fn members(&self) -> Vec<(usize, NamedDevice)> {
         let mut members = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {

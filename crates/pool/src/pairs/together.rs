@@ -120,7 +120,7 @@ async fn end(calls: &mut [LegCall<'_>]) {
             let others = calls.iter().filter(|own| own.pair == pair && own.is_in_sync);
             let other = match others.filter_map(|own| own.result).next() {
                 Some(Ok(())) => Other::Completed,
-                // A leg in sync is not given up for one that failed: it may be the last.
+                // A leg in sync is not given up for a failed one: it may be the last.
                 Some(Err(_)) if !is_in_sync => Other::Failed,
                 Some(Err(_)) | None => Other::Runs,
             };

@@ -87,7 +87,7 @@ fn superblocks_decide_which_legs_are_used() {
             false,
             LegRole::Leg(1),
         ),
-        // A former leg, and one that continued without the leg that replaced it elsewhere.
+        // A former leg, and a leg that continued without the leg that replaced it elsewhere.
         (newest(9, [(1, IN_SYNC, 1), (3, BEHIND, 6)]), other(5, both), true, LegRole::Replaced),
         (newest(9, both), other(8, [(1, IN_SYNC, 1), (3, IN_SYNC, 5)]), true, LegRole::Apart),
     ] {
@@ -113,7 +113,7 @@ fn other_pair_tells_split_from_interrupted_update() {
     let newest = two(0, 11, whole, [missing_3, leg(4, IN_SYNC, 1)]);
     let own = two(2, 10, whole, [leg(3, IN_SYNC, 1), missing_4]);
     assert_eq!(role(&newest, &own, true), LegRole::Stale(2));
-    // Device 3 continued without 4, and devices 1 and 2 are not those that 4 had.
+    // Device 3 continued without 4, and devices 1 and 2 are not the pair that 4 had.
     let own = two(2, 10, [leg(1, MISSING, 9), leg(2, MISSING, 9)], [leg(3, IN_SYNC, 1), missing_4]);
     assert_eq!(role(&newest, &own, true), LegRole::Apart);
     // Device 1 was replaced by 5, and continued without 2 before: whichever superblock is newest.

@@ -171,7 +171,7 @@ fn common(superblock: &Superblock) -> Superblock {
 /// device; the last value is true if the log device is current.
 ///
 /// # Errors
-/// [`PoolError`] unless the devices are those of one pool, each given once, whole, and current.
+/// [`PoolError`] unless the devices belong to one pool, each given once, whole, and current.
 pub(crate) fn assemble(
     found: &[(NamedDevice, FoundSuperblock)],
 ) -> Result<(Storage, Superblock, bool), PoolError> {

@@ -45,7 +45,7 @@ pub enum FrameBody<'a> {
     Data(&'a [u8]),
     /// Number of bytes that are a hole: zeroes without space.
     Zero(u64),
-    /// Number of bytes that are equal to those of the base.
+    /// Number of bytes that equal the base's.
     Same(u64),
     /// The last frame.
     End,

@@ -1,7 +1,7 @@
-//! Records by the kernel: after the handshake, sends and receives of the socket are those of a
+//! Records by the kernel: after the handshake, sends and receives of the socket are as on a
 //! plain one.
 //!
-//! The keys of sends stay as the handshake made them, as those of Linux's own NVMe/TCP do. A
+//! The keys of sends stay as the handshake made them, as with Linux's own NVMe/TCP. A
 //! KeyUpdate of the peer that asks for none in return changes the keys of receives. Every other
 //! message ends the connection, but whole session tickets, which a client ignores.
 //!

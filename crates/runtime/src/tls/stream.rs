@@ -36,7 +36,7 @@ pub(super) enum Records {
 pub enum TlsRecordLayer {
     /// The TLS library, in user space.
     Library,
-    /// The kernel: sends and receives are those of a plain socket.
+    /// The kernel: sends and receives are as on a plain socket.
     Kernel,
 }
 

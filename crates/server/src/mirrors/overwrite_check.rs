@@ -88,8 +88,9 @@ pub(super) async fn data_behind_zeroes(log: &SharedDevice) -> Result<Option<Stri
     }
 }
 
-/// Data that a log on this device would overwrite; `None` for an empty device, and for one that
-/// has a log. The log's own check reads the first MiB only, which is zero on many disks with data.
+/// Data that a log on this device would overwrite; `None` for an empty device, and for a device
+/// that has a log. The log's own check reads the first MiB only, which is zero on many disks with
+/// data.
 pub(super) async fn data_under_log(device: &SharedDevice) -> Result<Option<String>, IoError> {
     let (begin, size_bytes) = beginning(device).await?;
     match begin.iter().any(|byte| *byte != 0) {

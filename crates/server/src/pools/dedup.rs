@@ -10,7 +10,7 @@ impl Server {
     /// Checks that a volume with these settings may share blocks in its pool.
     ///
     /// # Errors
-    /// 409 if the pool cannot share blocks, 422 for a leg without a domain: its hosts are those of
+    /// 409 if the pool cannot share blocks, 422 for a leg without a domain: it has the hosts of
     /// its mirrored volume, which may change without the pool.
     pub(super) fn check_dedup(
         &self,

@@ -101,7 +101,7 @@ fn places_caveat(pool: &Pool) -> String {
 }
 
 impl Server {
-    /// Adds a device to an open pool, or to one that is too full to be opened.
+    /// Adds a device to an open pool, or to a pool that is too full to be opened.
     pub(crate) async fn grow_pool(self: &Rc<Self>, order: GrowPool) -> Result<Outcome, Problem> {
         let permit = self.pools.order(&order.name).await?;
         let GrowPool { name, device, destroy_data, dry_run } = &order;

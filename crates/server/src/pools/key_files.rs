@@ -165,7 +165,7 @@ pub(super) async fn unlock(
 }
 
 /// Effect of an order that changes the settings of a volume from `before` to `after`. A file with
-/// the present key may replace one that is lost.
+/// the present key may replace a lost one.
 ///
 /// # Errors
 /// 409 if a key is missing or wrong, or the volume is not encrypted; 422 without a key file.

@@ -220,7 +220,7 @@ async fn take(pool: &Pool, info: &VolumeInfo, why: StaleLeg) -> Result<(), Strin
     pool.take_leg(info).await.map_err(|error| error.to_string())
 }
 
-/// The layers and the access of a leg are those of its mirrored volume.
+/// A leg has the layers and the access of its mirrored volume.
 ///
 /// # Errors
 /// 422 for settings that it cannot have.

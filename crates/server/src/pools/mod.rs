@@ -203,7 +203,7 @@ struct OpenPoolError {
 }
 
 impl OpenPoolError {
-    /// Error of devices that are a pool, but one that cannot be opened.
+    /// Error of devices of a pool that cannot be opened.
     fn refused(reason: String) -> OpenPoolError {
         OpenPoolError { reason, cause: Some(ClosedCause::Refused) }
     }
@@ -666,7 +666,7 @@ impl Server {
         Ok(())
     }
 
-    /// Layers of a volume over its device. They always include a rate limit, so that one can be set
+    /// Layers of a volume over its device. They always include a rate limit, which can be set
     /// at run time.
     fn stack_on_pool(
         &self,

@@ -58,7 +58,7 @@ impl ReceivedFrom {
     fn base_number(&self, stream: &StreamId) -> Option<u32> {
         let (first, number) = halves(stream);
         let base = first ^ self.pool;
-        // Numbers count up, and those of pools are random.
+        // Numbers count up, and pools have random ones.
         let is_possible = match stream.base {
             None => base == 0,
             Some(_) => (1..number).contains(&base),
@@ -138,7 +138,7 @@ mod tests {
         properties
     }
 
-    /// Snapshots a and b of db are 1 and 3, those of log 2 and 4.
+    /// Snapshots a and b are 1 and 3 of db, 2 and 4 of log.
     #[test]
     fn snapshots_taken_together_are_not_confused() {
         let db = [stream(1, 1, None), stream(2, 3, Some((1, 1)))];

@@ -517,7 +517,7 @@ fn check_same_key_file(name: &str, info: &VolumeInfo, wanted: &str) -> Result<()
     )))
 }
 
-/// Marks a volume that gets other content as one that has nothing of a stream yet.
+/// Marks a volume that gets other content: it has nothing of a stream yet.
 fn mark_receiving(properties: &mut Properties, stream: &StreamId) {
     let received = Received { source: stream.source, base: stream.base, end: 0 };
     properties.insert(RECEIVING_KEY.to_owned(), stream.snapshot.to_string());

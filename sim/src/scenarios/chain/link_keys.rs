@@ -90,7 +90,7 @@ pub(super) fn listener(gets_keys: bool) -> TlsMode {
     if gets_keys { TlsMode::Allowed } else { TlsMode::Off }
 }
 
-/// Moves one node by one step: the one that is behind, or any. False if both are done.
+/// Moves one node by one step: the node that is behind, or any. False if both are done.
 pub(super) fn change_one(cluster: &Cluster) -> bool {
     let steps = [0, 1].map(|index: usize| cluster.world.link_steps[index].get());
     let any = cluster.sim.random_between(0, 1) as usize;

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 
 #[derive(Clone, Debug, Default)]
 struct Block {
-    /// Writes of which the block may show one: the last that completed, and those of unknown
+    /// Writes of which the block may show one: the last completed one, and writes of unknown
     /// outcome since. Empty for the initial content, 0.
     may_show: Vec<u64>,
     /// Write in flight, and the node that it goes through.

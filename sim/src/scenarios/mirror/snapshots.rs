@@ -36,7 +36,7 @@ fn name() -> SnapshotName {
 #[derive(Clone, Default)]
 struct Copies {
     taken: Arc<Mutex<BTreeMap<SnapshotId, Vec<u8>>>>,
-    /// Requests to take one that are refused first.
+    /// Requests to take a snapshot that are refused first.
     busy: Arc<Mutex<u32>>,
 }
 
