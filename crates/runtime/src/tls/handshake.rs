@@ -197,8 +197,8 @@ impl Negotiated {
             // It may load modules with ciphers.
             let socket = stream.clone();
             let taken = compute(move || take_records(&socket, secrets, suite, side)).await??;
-            if let Some(secret) = taken {
-                let records = Records::Kernel(KernelRecords::new(side, secret));
+            if let Some(secrets) = taken {
+                let records = Records::Kernel(KernelRecords::new(side, secrets));
                 return Ok(TlsStream::new(stream, records, suite, peer));
             }
         }

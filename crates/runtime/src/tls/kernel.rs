@@ -1,9 +1,10 @@
 //! Records by the kernel: after the handshake, sends and receives of the socket are as on a
 //! plain one.
 //!
-//! The keys of sends stay as the handshake made them, as with Linux's own NVMe/TCP. A
-//! KeyUpdate of the peer that asks for none in return changes the keys of receives. Every other
-//! message ends the connection, but whole session tickets, which a client ignores.
+//! A KeyUpdate of the peer changes the keys of receives, and those of sends if it asks for that:
+//! the answer precedes the next data. Unasked, the keys of sends stay, because Linux's own NVMe/TCP
+//! takes no KeyUpdate. Every other message ends the connection, but whole session tickets, which a
+//! client ignores.
 //!
 //! A close without [`KernelRecords::close`] drops records that TCP has not taken from the kernel's
 //! TLS.
@@ -29,9 +30,12 @@ const HANDSHAKE: u8 = 22;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 const NO_REQUEST: u8 = 0;
+const REQUEST: u8 = 1;
 const CLOSE_NOTIFY: u8 = 0;
 const UNEXPECTED_MESSAGE: u8 = 10;
 const BAD_RECORD: u8 = 20;
+const ILLEGAL_PARAMETER: u8 = 47;
+const INTERNAL_ERROR: u8 = 80;
 
 /// Messages in a row without data: peers update their keys after billions of records, and servers
 /// offer a few session tickets.
@@ -39,6 +43,9 @@ const MESSAGES_MAX: u8 = 32;
 
 /// Alert that ends the stream in order.
 const CLOSURE: [u8; 2] = [1, CLOSE_NOTIFY];
+
+/// Answer to a KeyUpdate that asks for one.
+const KEY_UPDATE_ANSWER: [u8; 5] = [KEY_UPDATE, 0, 0, 1, NO_REQUEST];
 
 /// Hands the records of both directions to the kernel, after the last message of the handshake and
 /// before the first record of data. `None` if the kernel does not take them; the library continues.
@@ -50,30 +57,32 @@ pub(super) fn take_records(
     mut secrets: TrafficSecrets,
     suite: Suite,
     side: Side,
-) -> io::Result<Option<ReceiveSecret>> {
+) -> io::Result<Option<KernelSecrets>> {
     let receiving = secrets.take(suite, side.peer());
     let sending = secrets.take(suite, side);
-    let (Some(receiving), Some(sending)) = (receiving, sending) else { return Ok(None) };
+    let (Some(receive), Some(send)) = (receiving, sending) else { return Ok(None) };
     let raw = stream.descriptor();
-    if kernel_tls::attach(raw, &kernel_keys(suite, &receiving)).is_err() {
+    if kernel_tls::attach(raw, &kernel_keys(suite, &receive)).is_err() {
         return Ok(None);
     }
-    kernel_tls::set_keys(raw, KernelTlsDirection::Send, &kernel_keys(suite, &sending))?;
-    Ok(Some(ReceiveSecret { suite, secret: receiving }))
+    kernel_tls::set_keys(raw, KernelTlsDirection::Send, &kernel_keys(suite, &send))?;
+    Ok(Some(KernelSecrets { suite, receive, send }))
 }
 
-/// Secret of the keys of receives, for the next ones.
-pub(super) struct ReceiveSecret {
+/// Secrets of the kernel's keys, from which the next ones come.
+pub(super) struct KernelSecrets {
     suite: Suite,
-    secret: Zeroizing<Vec<u8>>,
+    receive: Zeroizing<Vec<u8>>,
+    send: Zeroizing<Vec<u8>>,
 }
 
 /// Both directions of a stream whose records the kernel has.
 pub(super) struct KernelRecords {
     side: Side,
-    secret: RefCell<ReceiveSecret>,
+    secrets: RefCell<KernelSecrets>,
     receiving: Cell<Receiving>,
     sending: Cell<Sending>,
+    send_keys: Cell<SendKeys>,
     /// Messages since the last data.
     messages: Cell<u8>,
     /// Alert at the end of the stream: its level and description.
@@ -99,13 +108,22 @@ enum Sending {
     Closed,
 }
 
+/// Keys of sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SendKeys {
+    Current,
+    /// The peer has asked for others since the last data.
+    UpdateDue,
+}
+
 impl KernelRecords {
-    pub(super) fn new(side: Side, secret: ReceiveSecret) -> KernelRecords {
+    pub(super) fn new(side: Side, secrets: KernelSecrets) -> KernelRecords {
         KernelRecords {
             side,
-            secret: RefCell::new(secret),
+            secrets: RefCell::new(secrets),
             receiving: Cell::new(Receiving::Open),
             sending: Cell::new(Sending::Open),
+            send_keys: Cell::new(SendKeys::Current),
             messages: Cell::new(0),
             alert: Cell::new(CLOSURE),
         }
@@ -184,8 +202,15 @@ impl KernelRecords {
             },
         };
         match received {
-            Received::Nothing | Received::KeyUpdate => {
+            Received::Nothing => {
                 self.receiving.set(Receiving::Open);
+                None
+            }
+            Received::KeyUpdate(asked) => {
+                self.receiving.set(Receiving::Open);
+                if asked == SendKeys::UpdateDue {
+                    self.send_keys.set(asked);
+                }
                 None
             }
             Received::End => {
@@ -218,7 +243,11 @@ impl KernelRecords {
         let raw = stream.descriptor();
         match kernel_tls::receive_record(raw, &mut content) {
             Ok((kind, length)) => match classify(self.side, kind, &content[..length]) {
-                Received::KeyUpdate => self.secret.borrow_mut().update(raw),
+                Received::KeyUpdate(asked) => {
+                    let updated =
+                        self.secrets.borrow_mut().update(raw, KernelTlsDirection::Receive);
+                    updated.map_or_else(key_update_failed, |()| Received::KeyUpdate(asked))
+                }
                 other => other,
             },
             // The kernel forgets an empty one.
@@ -237,9 +266,23 @@ impl KernelRecords {
             return (Err(io::ErrorKind::BrokenPipe.into()), list);
         }
         self.sending.set(Sending::InFlight);
+        if let Err(error) = self.answer_key_update(stream).await {
+            self.sending.set(Sending::Closed);
+            return (Err(error), list);
+        }
         let (result, list) = send_uninterrupted(stream, list, SendMode::Part).await;
         self.sending.set(if result.is_ok() { Sending::Open } else { Sending::Closed });
         (result, list)
+    }
+
+    /// Changes the keys of sends if the peer has asked for that (RFC 8446, section 4.6.3).
+    async fn answer_key_update(&self, stream: &Stream) -> io::Result<()> {
+        if self.send_keys.replace(SendKeys::Current) == SendKeys::Current {
+            return Ok(());
+        }
+        // A record is encrypted when the kernel takes it, so the old keys are of no more use then.
+        send_record(stream, HANDSHAKE, &KEY_UPDATE_ANSWER).await?;
+        self.secrets.borrow_mut().update(stream.descriptor(), KernelTlsDirection::Send)
     }
 
     /// As [`super::TlsStream::close`].
@@ -248,17 +291,22 @@ impl KernelRecords {
             return Ok(());
         }
         self.sending.set(Sending::InFlight);
-        let mut content = buf::alloc_small(CLOSURE.len());
-        content.copy_from_slice(&self.alert.get());
-        let mut list = SendList::new().with_tls_record_type(ALERT);
-        list.push(content.freeze());
         // Records that TCP has not taken yet would be lost when the socket is closed. Some kernels
         // count the alert as sent while such records wait: a peer that reads late may lose both.
-        let sending = send_uninterrupted(stream, list, SendMode::Flush);
-        let sent = time::timeout(TLS_CLOSE_TIMEOUT, sending).await;
+        let alert = self.alert.get();
+        let sent = time::timeout(TLS_CLOSE_TIMEOUT, send_record(stream, ALERT, &alert)).await;
         self.sending.set(Sending::Closed);
-        sent.map_or(Ok(()), |(result, _)| result.map(drop))
+        sent.unwrap_or(Ok(()))
     }
+}
+
+/// Sends a record that is not data, after all earlier ones.
+async fn send_record(stream: &Stream, record_type: u8, content: &[u8]) -> io::Result<()> {
+    let mut buffer = buf::alloc_small(content.len());
+    buffer.copy_from_slice(content);
+    let mut list = SendList::new().with_tls_record_type(record_type);
+    list.push(buffer.freeze());
+    send_uninterrupted(stream, list, SendMode::Flush).await.0.map(drop)
 }
 
 /// Sends again after a signal, which came before anything was sent.
@@ -277,22 +325,24 @@ async fn send_uninterrupted(
     }
 }
 
-impl ReceiveSecret {
-    /// Gives the next keys to the kernel.
-    fn update(&mut self, raw: RawFd) -> Received {
-        let next = next_secret(self.suite, &self.secret);
-        let keys = kernel_keys(self.suite, &next);
-        match kernel_tls::set_keys(raw, KernelTlsDirection::Receive, &keys) {
-            Ok(()) => {
-                self.secret = next;
-                Received::Nothing
-            }
-            Err(_) => refused(
-                UNEXPECTED_MESSAGE,
-                "the peer changes its keys (KeyUpdate), which this kernel cannot",
-            ),
-        }
+impl KernelSecrets {
+    /// Gives the next keys of a direction to the kernel.
+    fn update(&mut self, raw: RawFd, direction: KernelTlsDirection) -> io::Result<()> {
+        let secret = match direction {
+            KernelTlsDirection::Receive => &mut self.receive,
+            KernelTlsDirection::Send => &mut self.send,
+        };
+        let next = next_secret(self.suite, secret);
+        kernel_tls::set_keys(raw, direction, &kernel_keys(self.suite, &next))?;
+        *secret = next;
+        Ok(())
     }
+}
+
+fn key_update_failed(error: io::Error) -> Received {
+    let reason =
+        format!("the peer changes its keys (KeyUpdate), which this kernel cannot: {error}");
+    refused(INTERNAL_ERROR, &reason)
 }
 
 /// Meaning of a record that is not data, or of a failed receive.
@@ -301,8 +351,8 @@ enum Received {
     Nothing,
     /// The end of the stream.
     End,
-    /// The next record has the next keys.
-    KeyUpdate,
+    /// The next record has the next keys. `UpdateDue` if this side owes such a message, too.
+    KeyUpdate(SendKeys),
     /// The end of the connection, and the alert that the peer is due.
     Failed(Option<u8>, io::Error),
 }
@@ -311,11 +361,11 @@ fn classify(side: Side, kind: u8, content: &[u8]) -> Received {
     match (kind, content) {
         (ALERT, [_, CLOSE_NOTIFY]) => Received::End,
         (ALERT, _) => Received::Failed(None, io::ErrorKind::ConnectionAborted.into()),
-        (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, NO_REQUEST]) => Received::KeyUpdate,
-        (HANDSHAKE, [KEY_UPDATE, ..]) => refused(
-            UNEXPECTED_MESSAGE,
-            "the peer asks for other keys (KeyUpdate), which takes a new connection",
-        ),
+        (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, NO_REQUEST]) => Received::KeyUpdate(SendKeys::Current),
+        (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, REQUEST]) => Received::KeyUpdate(SendKeys::UpdateDue),
+        (HANDSHAKE, [KEY_UPDATE, 0, 0, 1, _]) => {
+            refused(ILLEGAL_PARAMETER, "a KeyUpdate asks for something unknown")
+        }
         (HANDSHAKE, tickets) if side == Side::Client && are_session_tickets(tickets) => {
             Received::Nothing
         }
@@ -362,7 +412,7 @@ mod tests {
         match received {
             Received::Nothing => "nothing".to_owned(),
             Received::End => "end".to_owned(),
-            Received::KeyUpdate => "key update".to_owned(),
+            Received::KeyUpdate(asked) => format!("key update {asked:?}"),
             Received::Failed(alert, error) => format!("{alert:?} {:?}", error.kind()),
         }
     }
@@ -371,7 +421,7 @@ mod tests {
     fn records_that_are_not_data_are_classified() {
         let ticket = [&[NEW_SESSION_TICKET, 0, 0, 3][..], &[7; 3]].concat();
         let two = [&ticket[..], &ticket].concat();
-        let cases: [(&str, Side, u8, &[u8], &str); 18] = [
+        let cases: [(&str, Side, u8, &[u8], &str); 19] = [
             ("closure", Side::Server, ALERT, &[1, 0], "end"),
             ("closure with another level", Side::Client, ALERT, &[2, 0], "end"),
             ("fatal alert", Side::Server, ALERT, &[2, 80], "None ConnectionAborted"),
@@ -389,8 +439,9 @@ mod tests {
                 &[&ticket[..], &[KEY_UPDATE, 0, 0, 1, 0]].concat(),
                 "Some(10) InvalidData",
             ),
-            ("key update", Side::Client, HANDSHAKE, &[24, 0, 0, 1, 0], "key update"),
-            ("with a request", Side::Server, HANDSHAKE, &[24, 0, 0, 1, 1], "Some(10) InvalidData"),
+            ("key update", Side::Client, HANDSHAKE, &[24, 0, 0, 1, 0], "key update Current"),
+            ("request", Side::Server, HANDSHAKE, &[24, 0, 0, 1, 1], "key update UpdateDue"),
+            ("unknown", Side::Server, HANDSHAKE, &[24, 0, 0, 1, 2], "Some(47) InvalidData"),
             (
                 "two",
                 Side::Server,
@@ -410,9 +461,9 @@ mod tests {
 
     #[test]
     fn messages_without_data_are_bounded() {
-        let secret = Zeroizing::new(vec![0; 32]);
-        let secret = ReceiveSecret { suite: Suite::Aes128GcmSha256, secret };
-        let records = KernelRecords::new(Side::Server, secret);
+        let [receive, send] = [0, 1].map(|byte| Zeroizing::new(vec![byte; 32]));
+        let secrets = KernelSecrets { suite: Suite::Aes128GcmSha256, receive, send };
+        let records = KernelRecords::new(Side::Server, secrets);
         for _ in 0..MESSAGES_MAX {
             assert!(records.admits_message());
         }
