@@ -204,7 +204,10 @@ pub(crate) fn connect(
         return Err(refusal);
     }
     // From here on, dropping it releases the queue.
-    controller.saw_traffic();
+    // Whoever still has to authenticate is not the controller's host yet.
+    if qid == 0 || handshake.is_none() {
+        controller.saw_traffic();
+    }
     if !matches!(channel, ChannelProof::Plain) && handshake.is_none() {
         controller.passed_authentication(qid);
     }

@@ -16,11 +16,12 @@ use flagstone_auth::{
     self as auth, DhGroup, Explanation, Hash, KeyDemand, KeyPair, KeyRing, Names, Secret,
 };
 use flagstone_auth::{Concatenation, HostFailure, HostStep, Randomness};
-use flagstone_nvme::command::admin::Identify;
+use flagstone_nvme::command::admin::{GetLogPage, Identify};
 use flagstone_nvme::command::fabrics::{
     AuthenticationCommand, CONTROLLER_ID_DYNAMIC, ConnectResult, PropertyCommand,
 };
 use flagstone_nvme::identify::Cns;
+use flagstone_nvme::log::LogId;
 use flagstone_nvme::property::{Property, PropertySize};
 use flagstone_nvme::wire::U32;
 use flagstone_nvme::{Nqn, Sqe, Status};
@@ -191,6 +192,42 @@ fn unauthenticated_queue_executes_only_authentication() {
         client.closed().await;
         assert_eq!(server.target.authentication_totals().succeeded, 3);
         drop((client, io));
+        is_sound(&server).await;
+    });
+}
+
+/// Regression: commands that were refused for lack of a key kept the controller of a silent host
+/// alive, and displaced the entries of its error log.
+#[test]
+fn unauthenticated_queue_is_no_traffic_of_the_host() {
+    in_simulation(1, async || {
+        let config =
+            TargetConfig { handshake_timeout: Duration::from_secs(600), ..TargetConfig::default() };
+        let server = server(config, one_key());
+        let with_keep_alive = Options { keep_alive_ms: 15_000, ..options() };
+        let mut host = Client::initialized(&server, &with_keep_alive).await;
+        let connected = host.connect(&with_keep_alive, 0, CONTROLLER_ID_DYNAMIC).await;
+        let id = ConnectResult::from_dw0(connected.dw0.get()).controller_id;
+        authenticate(&mut host, exchange(secret(1), None, DhGroup::Null)).await.unwrap();
+        assert_eq!(host.configure(enabled()).await, Status::SUCCESS);
+        assert_eq!(host.status().await.ready(), 1);
+        let log = || GetLogPage::new(LogId::ERROR, 0, 0, 64).command(1).unwrap();
+        let before = host.ask(log()).await.unwrap();
+        let (mut stranger, _) = self::connected(&server, 1, id).await;
+        assert_eq!(fetch(&mut stranger).await, Err(Status::COMMAND_SEQUENCE_ERROR));
+        assert_eq!(stranger.read(1, 0, 512, 512).await.unwrap_err().code(), REQUIRED);
+        assert_eq!(host.ask(log()).await.unwrap(), before);
+        let silent_since = time::now();
+        while silent_since.elapsed() < Duration::from_secs(14) {
+            time::sleep(Duration::from_secs(2)).await;
+            assert_eq!(stranger.read(1, 0, 512, 512).await.unwrap_err().code(), REQUIRED);
+            assert!(fetch(&mut stranger).await.is_err());
+            let mut another = Client::initialized(&server, &options()).await;
+            assert_eq!(another.connect(&options(), 2, id).await.status(), Status::SUCCESS);
+        }
+        time::sleep(Duration::from_secs(10)).await;
+        assert!(server.target.subsystem_status(&locked()).unwrap().controllers.is_empty());
+        drop((host, stranger));
         is_sound(&server).await;
     });
 }

@@ -23,6 +23,7 @@ use super::{Connection, Overdue};
 use crate::CommandReply;
 use crate::admin::reply_data;
 use crate::concatenation::{ConcatenationRefusal, ConcatenationRule};
+use crate::connect::Connected;
 use crate::generated_psks::NewPsk;
 use crate::handshakes::{FailureReason, PendingHandshake};
 use crate::tls::ChannelProof;
@@ -387,9 +388,14 @@ impl Connection {
         outcome: Result<Option<BufMut>, Status>,
         payload: usize,
     ) {
-        let reply = self.with_controller(|controller, queue| {
-            controller.saw_traffic();
-            controller.reply(queue.qid, command, outcome.map(CommandReply::success))
+        let outcome = outcome.map(CommandReply::success);
+        let reply = self.session.borrow().as_ref().map(|session| {
+            session.saw_traffic();
+            let Connected { controller, queue, .. } = &session.connected;
+            match session.is_of_host() {
+                true => controller.reply(queue.qid, command, outcome),
+                false => outcome.unwrap_or_else(|status| CommandReply::failure(status, 0)),
+            }
         });
         self.answer(command, reply, payload);
         let session = self.session.borrow();

@@ -209,6 +209,22 @@ impl QueueSession {
         Some(own)
     }
 
+    /// True if the peer speaks for the controller's host: it has created the controller, or proven
+    /// what it must. Anyone can open an I/O queue of another host's controller, and must neither
+    /// keep that alive nor fill its error log.
+    #[inline]
+    fn is_of_host(&self) -> bool {
+        self.connected.queue.qid == 0 || self.authentication.is_open()
+    }
+
+    /// Records traffic of the host for the keep alive.
+    #[inline]
+    fn saw_traffic(&self) {
+        if self.is_of_host() {
+            self.connected.controller.saw_traffic();
+        }
+    }
+
     /// Submission queue head after taking one more entry.
     #[inline]
     fn next_sq_head(&self) -> u16 {

@@ -461,7 +461,7 @@ impl Connection {
     fn advance_queue(&self) {
         if let Some(session) = self.session.borrow_mut().as_mut() {
             session.sq_head = session.next_sq_head();
-            session.connected.controller.saw_traffic();
+            session.saw_traffic();
         }
     }
 
