@@ -64,6 +64,16 @@ pub enum Caller {
     Anyone,
 }
 
+impl Caller {
+    /// True unless the caller may only read documents.
+    pub(crate) fn is_operator(&self) -> bool {
+        match self {
+            Caller::Local(_) | Caller::User { role: Role::Operator, .. } => true,
+            Caller::User { role: Role::ReadOnly, .. } | Caller::Anyone => false,
+        }
+    }
+}
+
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

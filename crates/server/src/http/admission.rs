@@ -10,7 +10,6 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Uri, Version, header};
-use flagstone_config::ApiRole;
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
 
@@ -71,11 +70,7 @@ pub(crate) async fn admit(
 /// Longest body that is received with a head, in bytes.
 fn most_bytes(parts: &Parts, caller: &Caller) -> usize {
     let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(&parts.method);
-    let is_operator = match caller {
-        Caller::Local(_) | Caller::User { role: ApiRole::Operator, .. } => true,
-        Caller::User { role: ApiRole::ReadOnly, .. } | Caller::Anyone => false,
-    };
-    if reads || !is_operator {
+    if reads || !caller.is_operator() {
         return 0;
     }
     let is_stream =
@@ -192,6 +187,7 @@ fn decoded(text: &str) -> Result<String, Problem> {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_config::ApiRole;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,6 +1,7 @@
 //! Audit lines: a line in the log when an order begins, and one with its result, each with its
 //! user, address, path and query. An order that the end of the server interrupts has only the
-//! first.
+//! first. Reading data of hosts counts as an order; it takes many calls, of which only the first
+//! has lines ([`DataReads`]).
 //!
 //! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
 //! reach their action are written on core 0, all of them. Orders that are refused before that cost
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use flagstone_config::redact;
+use flagstone_runtime::time::{self, Instant};
 use percent_encoding::percent_decode_str;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -37,6 +39,13 @@ const REFUSED_PERIOD: Duration = Duration::from_secs(60);
 /// ones, of the Unix socket, share a count.
 const REFUSED_USERS: usize = 2048;
 
+/// Reads of data that are known at once: far more than one machine can carry out.
+const DATA_READS: usize = 256;
+
+/// Time without a call after which a read of data has ended. A client that was interrupted sends
+/// its next call within seconds.
+const DATA_READ_PAUSE: Duration = Duration::from_secs(60);
+
 /// An order that is being carried out.
 pub(crate) struct AuditedOrder {
     who: String,
@@ -48,9 +57,10 @@ pub(crate) struct AuditedOrder {
 impl AuditedOrder {
     /// Writes the first line of an order. `None` for a call that only reads.
     pub(crate) fn begin(call: &Call) -> Option<AuditedOrder> {
-        if call.method != Method::POST {
-            return None;
-        }
+        (call.method == Method::POST).then(|| AuditedOrder::of(call))
+    }
+
+    fn of(call: &Call) -> AuditedOrder {
         let order = AuditedOrder {
             who: call.caller.to_string(),
             from: call.peer.clone(),
@@ -59,7 +69,7 @@ impl AuditedOrder {
         };
         let AuditedOrder { who, from, what, body } = &order;
         tracing::info!(target: "audit", who, from = &**from, body, "{what}: begun");
-        Some(order)
+        order
     }
 
     /// Writes the line, and marks the response.
@@ -69,6 +79,32 @@ impl AuditedOrder {
         let reason = response.extensions().get().map_or("done", |RefusalReason(reason)| reason);
         tracing::info!(target: "audit", who, from = &*from, body, status, "{what}: {reason}");
         response.extensions_mut().insert(Audited);
+    }
+}
+
+/// Reads of data of hosts that have their line, by caller and snapshot, with the time of their last
+/// call.
+#[derive(Debug, Default)]
+pub(crate) struct DataReads(BTreeMap<String, Instant>);
+
+impl DataReads {
+    /// Writes the first line of a read that begins. `None` for the next call of a read that has its
+    /// line. Call it on a core of the runtime.
+    pub(crate) fn begin(&mut self, call: &Call) -> Option<AuditedOrder> {
+        let now = time::now();
+        self.0.retain(|_, last| now.since(*last) < DATA_READ_PAUSE);
+        let path = call.target.split('?').next().unwrap_or_default();
+        let since = call.query.iter().find(|(name, _)| name == "since");
+        let key = format!("{} {path} {:?}", call.caller, since.map(|(_, value)| value));
+        if let Some(last) = self.0.get_mut(&key) {
+            *last = now;
+            return None;
+        }
+        // Others have a line for each call.
+        if self.0.len() < DATA_READS {
+            self.0.insert(key, now);
+        }
+        Some(AuditedOrder::of(call))
     }
 }
 
@@ -231,6 +267,9 @@ fn shown(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_config::ApiRole;
+    use flagstone_runtime::sim::{SimConfig, Simulation};
+
     use super::*;
     use crate::http::limits::STREAM_TYPE;
 
@@ -273,6 +312,37 @@ mod tests {
         assert_eq!((admitted("a"), admitted("b")), (100, 0));
         orders.flush();
         assert!(orders.0.borrow().is_empty());
+    }
+
+    /// Data of hosts could be read without a line.
+    #[test]
+    fn read_of_data_is_audited_once_until_it_pauses() {
+        let call = |name: &str, offset: u64, since: &[&str]| Call {
+            caller: Caller::User { name: name.into(), role: ApiRole::Operator },
+            peer: "10.0.0.9:1".into(),
+            method: Method::GET,
+            target: format!("/v1/snapshots/db@a/stream?offset_bytes={offset}"),
+            query: since.iter().map(|value| ("since".to_owned(), (*value).to_owned())).collect(),
+            content_type: None,
+            body: Default::default(),
+            names: Vec::new(),
+        };
+        Simulation::new(1, SimConfig::default()).block_on(async {
+            let mut reads = DataReads::default();
+            let mut is_audited = |call| reads.begin(&call).is_some();
+            assert!(is_audited(call("alice", 0, &[])) && !is_audited(call("alice", 9, &[])));
+            assert!(is_audited(call("alice", 9, &["db@0"])) && is_audited(call("carol", 9, &[])));
+            for _ in 0..3 {
+                time::sleep(DATA_READ_PAUSE * 2 / 3).await;
+                assert!(!is_audited(call("alice", 9, &[])));
+            }
+            time::sleep(DATA_READ_PAUSE).await;
+            assert!(is_audited(call("alice", 9, &[])));
+            for user in 0..2 * DATA_READS {
+                assert!(is_audited(call(&user.to_string(), 0, &[])));
+            }
+            assert_eq!(reads.0.len(), DATA_READS);
+        });
     }
 
     #[test]

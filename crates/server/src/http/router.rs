@@ -25,7 +25,6 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::Method;
-use flagstone_config::ApiRole;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -109,9 +108,16 @@ pub struct RouteInfo {
     pub(crate) media_type: &'static str,
     pub(crate) answer: Describe,
     pub(crate) body: Option<Describe>,
+    /// It reads data of hosts: not for users who may only read documents, and audited as an order.
+    pub(crate) reads_data: bool,
 }
 
 impl RouteInfo {
+    /// Declares that the answer has data of hosts.
+    pub fn reads_data(&mut self) {
+        self.reads_data = true;
+    }
+
     /// Declares the document of the request's body.
     pub fn takes<T: JsonSchema>(&mut self) {
         self.body = Some(|schemas| schemas.subschema_for::<T>());
@@ -148,17 +154,6 @@ impl Call {
     pub fn text(&self, name: &str) -> &str {
         let found = self.names.iter().find(|(other, _)| *other == name);
         &found.unwrap_or_else(|| panic!("the pattern has no {{{name}}}")).1
-    }
-
-    /// Refuses users who may only read documents, for routes that read data of hosts.
-    ///
-    /// # Errors
-    /// 403 for a user with the role `read-only`.
-    pub fn require_operator(&self) -> Result<(), Problem> {
-        match &self.caller {
-            Caller::User { role: ApiRole::ReadOnly, .. } => Err(AccessRefusal::Role.problem()),
-            Caller::User { .. } | Caller::Local(_) | Caller::Anyone => Ok(()),
-        }
     }
 
     /// Refuses a query, for routes that take everything in the body. Otherwise `?dry_run` would be
@@ -304,7 +299,8 @@ impl Router {
             })
         };
         let (media_type, answer) = (T::MEDIA_TYPE, T::describe as Describe);
-        let info = RouteInfo { method, pattern, about, media_type, answer, body: None };
+        let (body, reads_data) = (None, false);
+        let info = RouteInfo { method, pattern, about, media_type, answer, body, reads_data };
         self.routes.push(Route { info, handler: Rc::new(handler) });
         &mut self.routes.last_mut().expect("it was pushed").info
     }
@@ -314,13 +310,22 @@ impl Router {
         self.routes.iter().map(|route| route.info.clone()).collect()
     }
 
+    /// True if the answers of a route have data of hosts.
+    pub(crate) fn reads_data(&self, index: usize) -> bool {
+        self.routes[index].info.reads_data
+    }
+
     pub(crate) fn answer(&self, index: usize, call: Call) -> PendingResponse {
+        if self.reads_data(index) && !call.caller.is_operator() {
+            return Box::pin(std::future::ready(AccessRefusal::Role.problem().response()));
+        }
         (self.routes[index].handler)(call)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use flagstone_config::ApiRole;
     use serde_json::{Value, json};
 
     use super::*;
@@ -350,6 +355,36 @@ mod tests {
             Ok(json!(call.json::<Body>()?.number))
         });
         Rc::new(router)
+    }
+
+    #[test]
+    fn only_operators_read_data_of_hosts() {
+        let mut router = Router::new();
+        router.get("/data", "Data.", |_| async { Ok(json!(1)) }).reads_data();
+        router.get("/document", "A document.", |_| async { Ok(json!(1)) });
+        let user = |role| Caller::User { name: "x".into(), role };
+        for (caller, data) in [
+            (Caller::Local(None), 200),
+            (user(ApiRole::Operator), 200),
+            (user(ApiRole::ReadOnly), 403),
+            (Caller::Anyone, 403),
+        ] {
+            let call = Call {
+                caller,
+                peer: "10.0.0.9:1".into(),
+                method: Method::GET,
+                target: String::new(),
+                query: Vec::new(),
+                content_type: None,
+                body: Bytes::new(),
+                names: Vec::new(),
+            };
+            let status = |route: usize| {
+                let answer = router.answer(route, call.clone());
+                flagstone_runtime::block_on(answer).unwrap().status().as_u16()
+            };
+            assert_eq!((status(0), status(1)), (data, 200), "{}", call.caller);
+        }
     }
 
     struct Answered {

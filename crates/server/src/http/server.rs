@@ -32,7 +32,7 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::http::access::{AccessClaim, ListenerAccess};
-use crate::http::audit::{AuditedOrder, RefusedOrder, RefusedOrders};
+use crate::http::audit::{AuditedOrder, DataReads, RefusedOrder, RefusedOrders};
 use crate::http::connection::{Clock, RefusedRequest, Silence, serve_connection};
 use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
@@ -138,8 +138,12 @@ impl Drop for HttpServer {
 
 /// Starts the handlers of calls on this core, each as a task of its own.
 async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
+    let mut reads = DataReads::default();
     while let Some(RoutedCall { route, call, response }) = calls.recv().await {
-        let order = AuditedOrder::begin(&call);
+        let order = match router.reads_data(route) {
+            true => reads.begin(&call),
+            false => AuditedOrder::begin(&call),
+        };
         let answer = router.answer(route, call);
         spawn_detached(async move {
             let mut answer = answer.await;
