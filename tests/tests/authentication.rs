@@ -5,7 +5,7 @@
 //! memory of the server.
 
 use std::fs::{self, Permissions};
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -281,4 +281,41 @@ fn stalled_exchanges_do_not_block_new_hosts() {
         .collect();
     until("a host attaches", || attach(&server, Some(&key)).is_ok(), || server.output());
     drop(held);
+}
+
+/// A stranger could write thousands of lines a second, and so displace audit lines in the journal.
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let scratch = Scratch::new();
+    let key = generate(&scratch, "server.key");
+    let file = scratch.join("flagstone.toml");
+    let text = format!(
+        "[host.db1]\nnqn = \"{}\"\nkey_file = {key:?}\n[volume.db]\ndevice = \"memory:16MiB\"\n",
+        wire::NVME_HOST
+    );
+    fs::write(&file, text).expect("the configuration can be written");
+    let file = file.to_str().expect("UTF-8");
+    let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+    let server = Server::start_with(&[], &listeners, &[file]);
+    let (nvme, nbd) = (server.port("nvme-tcp"), server.port("nbd"));
+    let subsystems = [format!("{NQN_PREFIX}db"), "nqn.2014-08.org.nvmexpress.discovery".to_owned()];
+    for round in 0..200 {
+        let mut stream = wire::connect_from([127, 0, 0, 2], nvme);
+        stream.write_all(&[0x55; 128]).expect("the server receives");
+        // A TermReq; the server waits for a moment until its host closes.
+        stream.read_exact(&mut [0; 24]).expect("an answer");
+        let mut stream = wire::connect_from([127, 0, 0, 3], nbd);
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+        if round % 20 == 0 {
+            for subsystem in &subsystems {
+                let mut stream = wire::connect_from([127, 0, 0, 4], nvme);
+                wire::nvme_open(&mut stream).expect("the server answers");
+                stream.write_all(&wire::nvme_connect(subsystem, 0, 32)).expect("it receives");
+                stream.read_exact(&mut [0; 24]).expect("an answer");
+            }
+        }
+    }
+    let log = server.output();
+    assert!(log.lines().count() < 40, "{log}");
+    assert!(log.contains("NVMe/TCP connection ended: protocol violation"), "{log}");
 }

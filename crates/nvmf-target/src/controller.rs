@@ -173,7 +173,8 @@ impl Controller {
     /// The host of queue `qid` is authenticated.
     pub(crate) fn passed_authentication(&self, qid: u16) {
         if qid == 0 && !self.authenticated.swap(true, Ordering::Relaxed) {
-            self.log_event(format_args!("host authenticated"));
+            let timeout_ms = self.keep_alive.timeout_ms();
+            self.log_event(format_args!("host authenticated, keep alive {timeout_ms} ms"));
         }
     }
 
@@ -206,7 +207,8 @@ impl Controller {
         self.target.tls.generated.insert(new, last.as_deref(), time::now());
         drop((concatenated, queues));
         let trust = if proven { "" } else { "; the host did not ask for a proof of this side" };
-        self.log_event(format_args!("TLS PSK generated for the host's next connections{trust}"));
+        // The host has proven its key just now.
+        self.log(false, format_args!("TLS PSK generated for the host's next connections{trust}"));
         Ok(())
     }
 
@@ -374,11 +376,18 @@ impl Controller {
         self.log_event(format_args!("controller ended: {why}"));
     }
 
-    /// Logs an event of the controller's life. Internal subsystems log at debug level: nodes of a
-    /// mirror connect and disconnect while they wait for each other.
+    /// Logs an event of the controller's life, at debug level if strangers cause as many as they
+    /// wish: before the host has proven a key that it needs, and in discovery. So do internal
+    /// subsystems: nodes of a mirror connect and disconnect while they wait for each other.
     pub(super) fn log_event(&self, what: std::fmt::Arguments<'_>) {
+        let is_of_anyone = self.is_discovery()
+            || self.subsystem.requires_authentication() && !self.is_authenticated();
+        self.log(is_of_anyone, what);
+    }
+
+    fn log(&self, is_of_anyone: bool, what: std::fmt::Arguments<'_>) {
         let (subsystem, host, controller) = (&self.subsystem.nqn, &self.host.nqn, self.id);
-        match self.subsystem.is_hidden() {
+        match self.subsystem.is_hidden() || is_of_anyone {
             true => tracing::debug!(%subsystem, %host, controller, "{what}"),
             false => tracing::info!(%subsystem, %host, controller, "{what}"),
         }

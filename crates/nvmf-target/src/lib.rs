@@ -152,6 +152,8 @@ pub struct Target {
     missing: Mutex<MissingSubsystems>,
     /// Refused Connects.
     refusals: RefusalLog,
+    /// Connections that ended with an error.
+    ends: RefusalLog,
     /// Connections whose host has not proven that it may use volumes. One address has at most half
     /// of all connections in this way, so that it leaves room for others.
     unproven: Arc<InFlight>,
@@ -222,6 +224,7 @@ impl Target {
             draining: AtomicBool::new(false),
             missing: Mutex::default(),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
+            ends: RefusalLog::of_ends("NVMe/TCP connection"),
             unproven,
             handshakes,
             authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),

@@ -17,6 +17,7 @@ use flagstone_nvmf_target::{Target, TlsMode};
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
+use flagstone_transport::RefusalLog;
 
 use crate::announce::announcement;
 use crate::api::{self, ReloadConfig};
@@ -402,6 +403,7 @@ impl Server {
     /// Accepts NVMe/TCP connections and distributes them round-robin over the cores.
     async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec, tls: TlsMode) {
         let max = self.config.server.nvme.max_connections;
+        let refusals = RefusalLog::new("NVMe/TCP connection");
         let mut turn = 0;
         loop {
             let stream = match listener.accept().await {
@@ -413,7 +415,7 @@ impl Server {
                 }
             };
             let Some(place) = self.nvme.admit(&stream, max) else {
-                tracing::warn!(%spec, max, "refused a connection: the limit is reached");
+                refusals.refused(&stream.peer(), &[], &format!("{max} connections are open"));
                 continue;
             };
             let target = self.target.clone();

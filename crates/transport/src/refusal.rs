@@ -1,6 +1,7 @@
 //! Refusal log: one line in the log per refused peer, name and reason.
 //!
-//! Peers decide how often they are refused and under which name. Therefore:
+//! Peers decide how often they are refused, or end a connection, and under which name. Without a
+//! limit, a stranger could displace other lines of the log. Therefore:
 //! - the same refusal is logged once within [`REFUSAL_REPEAT`]: hosts retry for as long as they
 //!   run;
 //! - all refusals together are logged [`REFUSALS_BURST`] times at once, then once per
@@ -23,13 +24,19 @@ use crate::limits::{
 #[derive(Debug)]
 pub struct RefusalLog {
     what: &'static str,
+    happened: &'static str,
     limit: Mutex<RefusalLimit>,
 }
 
 impl RefusalLog {
     /// `what` is refused, such as "NVMe/TCP Connect".
     pub fn new(what: &'static str) -> RefusalLog {
-        RefusalLog { what, limit: Mutex::default() }
+        RefusalLog { what, happened: "refused", limit: Mutex::default() }
+    }
+
+    /// Log of connections that this side ends, or that end with an error. `what` ends.
+    pub fn of_ends(what: &'static str) -> RefusalLog {
+        RefusalLog { happened: "ended", ..RefusalLog::new(what) }
     }
 
     /// Logs that `peer`, as of `Stream::peer`, was refused for `reason`. `name` is who or what it
@@ -39,11 +46,11 @@ impl RefusalLog {
         let key = key(peer, name, &reason);
         let decision = self.limit.lock().decide(key, time::now());
         let RefusalDecision::Log { left_out } = decision else { return };
-        let (what, name) = (self.what, PeerName(name));
+        let (what, happened, name) = (self.what, self.happened, PeerName(name));
         if left_out > 0 {
-            tracing::warn!(%peer, %name, left_out, "{what} refused: {reason}");
+            tracing::warn!(%peer, %name, left_out, "{what} {happened}: {reason}");
         } else {
-            tracing::warn!(%peer, %name, "{what} refused: {reason}");
+            tracing::warn!(%peer, %name, "{what} {happened}: {reason}");
         }
     }
 }

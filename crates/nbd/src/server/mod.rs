@@ -206,18 +206,15 @@ impl NbdServer {
             };
             if self.connections.fetch_add(1, Ordering::Relaxed) >= self.options.max_connections {
                 self.connections.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!(
-                    "refused a client: {} connections are open",
-                    self.options.max_connections
-                );
+                let max = self.options.max_connections;
+                let reason = format!("{max} connections are open");
+                self.refusals.refused(&stream.peer(), &[], &reason);
                 continue;
             }
             let place = Occupied(self.clone());
             let (server, tls) = (self.clone(), tls.clone());
             cores[next % cores.len()].spawn(move || async move {
-                let peer = stream.peer();
-                let outcome = server.serve_tls(stream, tls).await;
-                tracing::info!(%peer, "NBD connection ended: {outcome}");
+                server.serve_tls(stream, tls).await;
                 drop(place);
             });
             next += 1;
@@ -269,13 +266,18 @@ impl NbdServer {
                 Err(_) => Err(DisconnectReason::TimedOut),
             }
         };
+        let peer = stream.peer();
         let outcome = match self.drain.unless_begun(negotiation).await {
             Some(Ok((session, owner))) => {
-                return self.transmit(socket, session, owner, (rx, stop)).await;
+                let outcome = self.transmit(socket, session, owner, (rx, stop)).await;
+                tracing::info!(%peer, "NBD connection ended: {outcome}");
+                return outcome;
             }
             Some(Err(outcome)) => outcome,
             None => DisconnectReason::Drained,
         };
+        // At debug level: strangers cause as many as they wish, and a refusal has its line.
+        tracing::debug!(%peer, "NBD negotiation ended: {outcome}");
         // A dropped receive may keep the socket open for a moment: notify the peer now.
         stream.shutdown();
         outcome

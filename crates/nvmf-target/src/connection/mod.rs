@@ -288,7 +288,7 @@ pub async fn serve_listener(target: Arc<Target>, stream: Stream, mode: TlsMode) 
         ConnectionEnd::Violation { offending, .. } if connection.is_hello(offending) => {
             connection.refuse_hello();
         }
-        _ => tracing::warn!(%peer, "connection ended: {end}"),
+        _ => connection.log_end(&end),
     }
     connection.finish(&mut rx, end).await;
     if sender.await.is_ok_and(|sent| sent.is_err()) {
@@ -488,14 +488,20 @@ impl Connection {
             before = now;
             let stalled = (stuck >= timeout).then_some(Overdue::Transfer);
             if let Some(overdue) = stalled.or_else(|| self.overdue(accepted, handshake)) {
-                let peer = self.stream.peer();
-                tracing::warn!(%peer, "closing: {overdue}");
+                self.log_end(&overdue);
                 self.tx.close();
                 // Discard the kernel's unsent data too.
                 self.stream.abort();
                 return;
             }
         }
+    }
+
+    /// Logs the end of the connection, with the name of its host if there is one.
+    fn log_end(&self, reason: &dyn std::fmt::Display) {
+        let host = self.with_controller(|controller, _| controller.host.nqn.to_string());
+        let host = host.unwrap_or_default();
+        self.target.ends.refused(&self.stream.peer(), host.as_bytes(), reason);
     }
 
     /// Why the connection has to end, though its host owes no PDU. `accepted` is when it began.
