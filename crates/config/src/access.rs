@@ -221,6 +221,7 @@ pub(crate) fn check(
             _ => {}
         }
     }
+    warn_of_missing_tls(raw, listen, report);
     let guards_replicas = guards_replicas(listen.iter().map(|one| &one.value));
     let layers = raw.volumes.iter().flat_map(|volume| &volume.layers);
     let mirrors = layers.filter_map(|layer| match layer {
@@ -245,6 +246,47 @@ pub(crate) fn check(
         let help = "write key_file or tls_key_file = \"/PATH\" on both nodes (`flagstone key generate` makes a key), or \
                     insecure = true to accept that";
         report.error(&name.place, message, help);
+    }
+}
+
+/// Warns of keys and clients that need TLS where there is none, and of TLS without keys.
+fn warn_of_missing_tls(raw: &RawConfig, listen: &[Located<ConfiguredListener>], report: &Report) {
+    let nvme = |one: &Located<ConfiguredListener>| match &one.value.spec {
+        ListenSpec::NvmeTcp(listen) => Some(listen.tls),
+        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => None,
+    };
+    let modes: Vec<_> = listen.iter().filter_map(nvme).collect();
+    let has_key =
+        |host: &Option<HostAccess>| host.as_ref().is_some_and(|h| h.tls_key_file.is_some());
+    let keyed = raw.hosts.iter().find(|(_, host)| has_key(host));
+    if let Some((name, _)) = keyed
+        && !modes.is_empty()
+        && modes.iter().all(|mode| *mode == ListenTls::Off)
+    {
+        let help = "add ?tls=required to the nvme-tcp address, or remove tls_key_file";
+        report.warn(&name.place, "a host has a TLS key, and no listener has TLS", help);
+    }
+    let is_peer_keyed =
+        |peer: &Option<Peer>| peer.as_ref().is_some_and(|p| p.tls_key_file.is_some());
+    let required = listen.iter().find(|one| nvme(one) == Some(ListenTls::Required));
+    if let Some(one) = required
+        && keyed.is_none()
+        && !raw.peers.iter().any(|(_, peer)| is_peer_keyed(peer))
+    {
+        let message = format!("no host has a TLS key, so none can connect to {}", one.value.spec);
+        let help = "write tls_key_file = \"/PATH\" in [host.NAME] (`flagstone key generate --tls` makes a key)";
+        report.warn(&one.place, message, help);
+    }
+    let has_nbd = listen.iter().any(|one| nvme(one).is_none());
+    let has_nbd_tls = listen.iter().any(|one| one.value.spec.is_nbd_with_tls());
+    let limited = raw.volumes.iter().find(|volume| volume.nbd_clients.is_some());
+    if let Some(volume) = limited
+        && has_nbd
+        && !has_nbd_tls
+    {
+        let message = "`nbd_clients` admits no client: no NBD listener has TLS, by which clients prove their names";
+        let help = "add ?tls=required to the nbd address, or remove nbd_clients";
+        report.warn(&volume.name.place, message, help);
     }
 }
 

@@ -138,8 +138,10 @@ fn listener_off_loopback_needs_keys_or_insecure() {
         let word = access(&format!("[{{ url = {listen:?}, insecure = true }}]"), tables);
         match what {
             Some(what) => {
-                assert!(bare.len() == 1 && bare[0].contains(what), "{listen} {tables}: {bare:?}");
-                assert_eq!(word, (vec![], vec![]), "{listen} {tables}");
+                let unused = tables == tls_keys && !listen.contains("?tls=");
+                assert!(bare[0].contains(what), "{listen} {tables}: {bare:?}");
+                assert_eq!(bare.len(), 1 + usize::from(unused), "{listen} {tables}: {bare:?}");
+                assert_eq!((word.0.len(), word.1.len()), (0, unused.into()), "{listen} {tables}");
             }
             None => {
                 assert_eq!(bare, Vec::<String>::new(), "{listen} {tables}");
@@ -157,6 +159,37 @@ fn listener_off_loopback_needs_keys_or_insecure() {
     assert!(config.forbids_open(&subsystem("")).is_none());
     let open = subsystem("allow_hosts = [\"nqn.2026-01.io.x:i\"]");
     assert!(config.forbids_open(&open).is_some());
+}
+
+/// `check` said nothing.
+#[test]
+fn tls_without_keys_and_keys_without_tls_warn() {
+    let host = |key: &str| format!("[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\n{key} = \"/k\"\n");
+    let (key, tls_key) = (host("key_file"), host("tls_key_file"));
+    let peer = "[peer.b]\naddress = \"b\"\ntls_key_file = \"/k\"\n\
+                [volume.m]\nmirror.peer = \"b\"\ndevice = \"/m\"\n";
+    let psk = "[server.nbd]\ntls_psk_file = \"/p\"\n";
+    let limited = "[volume.w]\nnbd_clients = [\"c\"]\ndevice = \"null:1GiB\"\n";
+    let both = format!("{psk}{limited}");
+    for (listen, tables, part) in [
+        ("nvme-tcp://127.0.0.1", &*tls_key, Some("no listener has TLS")),
+        ("nvme-tcp://127.0.0.1\", \"nvme-tcp://127.0.0.2:1?tls=allowed", &tls_key, None),
+        ("nbd://127.0.0.1", &tls_key, None),
+        ("nvme-tcp://127.0.0.1?tls=required", &tls_key, None),
+        ("nvme-tcp://127.0.0.1?tls=required", &key, Some("no host has a TLS key")),
+        ("nvme-tcp://127.0.0.1?tls=required", peer, None),
+        // For concatenation.
+        ("nvme-tcp://127.0.0.1?tls=allowed", &key, None),
+        ("nbd://127.0.0.1", limited, Some("`nbd_clients` admits no client")),
+        ("nbd+unix:///s", limited, Some("`nbd_clients` admits no client")),
+        ("nbd://127.0.0.1?tls=allowed", &both, None),
+        ("nvme-tcp://127.0.0.1", limited, None),
+    ] {
+        let (mistakes, warnings) = access(&format!("[\"{listen}\"]"), tables);
+        assert_eq!(mistakes, Vec::<String>::new(), "{listen} {tables}");
+        assert_eq!(warnings.len(), usize::from(part.is_some()), "{listen} {tables}: {warnings:?}");
+        assert!(warnings.iter().all(|one| one.contains(part.unwrap())), "{warnings:?}");
+    }
 }
 
 /// As the target does.
@@ -232,7 +265,9 @@ fn peer_off_loopback_needs_a_key_or_the_word() {
         (open, "localhost:4421", "insecure = true", false),
     ] {
         let (mistakes, warnings) = access(listen, &mirror(address, key));
-        assert_eq!((mistakes.len(), warnings.len()), (refused.into(), 0), "{address} {key}");
+        // Hosts have no TLS key.
+        let warned = listen == tls;
+        assert_eq!((mistakes.len(), warnings.len()), (refused.into(), warned.into()), "{address}");
         assert!(mistakes.iter().all(|one| one.contains("peer `b`")), "{mistakes:?}");
     }
 }
