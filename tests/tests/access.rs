@@ -525,6 +525,9 @@ fn secrets_stay_out_of_every_output() {
         said += &flagstone(&["check", text(&broken)]).1;
         write_private(&broken, &format!("{line}x"));
         said += &flagstone(&["key", "check", text(&broken)]).1;
+        said += &flagstone(&["key", "check", line]).1;
+        said += &flagstone(&["load", &format!("nvme-tcp://h/n?key-file={line}")]).1;
+        said += &flagstone(&["status", "--api", "https://127.0.0.1:1", "--token-file", line]).1;
     }
     let archive = api.scratch.join("support.tar.gz");
     let support = ["doctor", "--support", "--archive", text(&archive), "--config", text(&file)];

@@ -35,12 +35,24 @@ pub use args::command;
 use args::{Cli, Command};
 use exit::{Exit, Failure};
 use flagstone_runtime::privileges;
+use output::{complain, wants_color};
 
-/// Runs the command of the process's arguments. Clap prints its own errors and exits with status 2,
-/// which equals [`Exit::Usage`].
+/// Runs the command of the process's arguments.
 pub fn run() -> Exit {
     completions::answer();
-    let command = Cli::parse().command;
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        // Help goes to standard output.
+        Err(error) if !error.use_stderr() => error.exit(),
+        Err(error) => {
+            let text = error.render();
+            complain(&match wants_color(&std::io::stderr()) {
+                true => text.ansi().to_string(),
+                false => text.to_string(),
+            });
+            return Exit::Usage;
+        }
+    };
     // Before a key or a token is read, which most commands may do.
     if !matches!(&command, Command::Serve(args) if args.core_dumps)
         && let Err(error) = privileges::forbid_core_dumps()

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write as _};
 
+use flagstone_config::redact;
 use flagstone_units::display::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -46,8 +47,11 @@ pub(crate) fn progress_bar(length: Option<u64>, template: &str) -> ProgressBar {
     }
 }
 
-/// Writes a message to standard error. A failure has no other place to go.
+/// Writes a message to standard error, without keys and tokens of the arguments. A failure has no
+/// other place to go.
 pub(crate) fn complain(text: &str) {
+    let given = std::env::args_os().map(|one| one.to_string_lossy().into_owned());
+    let text = redact::arguments(text, given);
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 

@@ -63,6 +63,19 @@ pub fn text(text: &str) -> String {
     out
 }
 
+/// A text with the secrets in their own formats that `arguments` have replaced by [`REDACTED`]. A
+/// message may repeat an argument, such as a key that was given in place of its file.
+pub fn arguments(text: &str, arguments: impl Iterator<Item = String>) -> String {
+    arguments.fold(text.to_owned(), |mut text, argument| {
+        let mut rest = &argument[..];
+        while let Some((at, length)) = first_formatted(rest) {
+            text = text.replace(&rest[at..at + length], REDACTED);
+            rest = &rest[at + length..];
+        }
+        text
+    })
+}
+
 /// A line with each byte of its secrets replaced by `*`, so that places in it stay.
 pub(crate) fn mask(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
@@ -75,26 +88,31 @@ pub(crate) fn mask(line: &str) -> String {
     out + &line[rest..]
 }
 
+/// Length of the part of a line from `from` to a space or one of `stops`.
+fn part_length(line: &str, from: usize, stops: &[char]) -> usize {
+    let is_end = |c: char| c.is_whitespace() || stops.contains(&c);
+    line[from..].find(is_end).unwrap_or(line.len() - from)
+}
+
+/// Start and length of the first secret of a line in a format of its own.
+fn first_formatted(line: &str) -> Option<(usize, usize)> {
+    let starts = SECRET_PREFIXES.iter().filter_map(|prefix| line.find(prefix));
+    let at = starts.min()?;
+    Some((at, part_length(line, at, &['"', '\'', ',', ')', ']', '}'])))
+}
+
 /// Start and length of the first secret of a line.
 fn first_secret(line: &str) -> Option<(usize, usize)> {
-    let end = |from: usize, stops: &[char]| {
-        let is_end = |c: char| c.is_whitespace() || stops.contains(&c);
-        line[from..].find(is_end).unwrap_or(line.len() - from)
-    };
-    let formats = SECRET_PREFIXES.iter().filter_map(|prefix| {
-        let at = line.find(prefix)?;
-        Some((at, end(at, &['"', '\'', ',', ')', ']', '}'])))
-    });
     let users = line.match_indices("://").find_map(|(at, _)| {
         let from = at + 3;
         // A password may have any of the characters that end an authority.
-        let authority = &line[from..from + end(from, &['"', '\''])];
+        let authority = &line[from..from + part_length(line, from, &['"', '\''])];
         authority
             .rfind('@')
             .filter(|length| *length > 0 && &authority[..*length] != REDACTED)
             .map(|length| (from, length))
     });
-    formats.chain(users).min()
+    first_formatted(line).into_iter().chain(users).min()
 }
 
 fn is_secret(name: &str) -> bool {
@@ -339,6 +357,27 @@ mod tests {
     #[test]
     fn text_that_is_not_toml_is_not_repeated() {
         assert_eq!(redacted("secret = \"hunter2"), Err("it is not TOML".to_owned()));
+    }
+
+    #[test]
+    fn messages_do_not_repeat_secrets_of_arguments() {
+        let of =
+            |text: &str, given: &[&str]| arguments(text, given.iter().map(|one| (*one).to_owned()));
+        let key = "DHHC-1:00:ab+/c=:";
+        let token = "--token-file=flagstone-token-ab12";
+        assert_eq!(
+            of(&format!("key file /{key}: no"), &["key", &format!("/{key}")]),
+            "key file /(redacted): no"
+        );
+        assert_eq!(of("flagstone-token-ab12: no such file", &[token]), "(redacted): no such file");
+        let device = format!("nvme-tcp://u@h/n?key-file={key}");
+        assert_eq!(
+            of(&format!("'{device}' is bad"), &[&device]),
+            "'nvme-tcp://u@h/n?key-file=(redacted)' is bad"
+        );
+        // The message itself explains a format.
+        let form = "a secret has the form DHHC-1:00:BASE64:";
+        assert_eq!(of(form, &["key", "check", "a"]), form);
     }
 
     #[test]
