@@ -8,7 +8,8 @@
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other,
 //! `tests/guest/authentication.sh` those for a host with keys,
-//! `tests/guest/ktls.sh` those for TLS, by the kernel from 6.14 on.
+//! `tests/guest/ktls.sh` those for TLS, by the kernel from 6.14 on,
+//! `tests/guest/records.sh` those for hostile records of TLS, by such a kernel.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
@@ -17,7 +18,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
@@ -97,6 +98,32 @@ fn linux_hosts_fence_each_other_with_reservations() {
         program: Some(binary()),
     };
     assert_passes(&image, &script, &mut server);
+}
+
+/// Forged data, alerts and key updates, which this machine's own run of the runtime's tests leaves
+/// to the library if its kernel has no TLS. `FLAGSTONE_RUNTIME_TESTS` names the program of these
+/// tests, as `cargo test -p flagstone-runtime --lib --no-run` prints it, and `GUEST_KERNEL` of
+/// `scripts/guest/build.sh` a kernel from 6.14 on.
+#[test]
+fn kernel_has_records_of_hostile_peers() {
+    let Some(tests) = std::env::var_os("FLAGSTONE_RUNTIME_TESTS").map(PathBuf::from) else {
+        println!("not tried: FLAGSTONE_RUNTIME_TESTS names no program");
+        return;
+    };
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("TLS records of the guest's kernel", &reason),
+    };
+    let name = tests.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8");
+    let script = Script {
+        files: &["records.sh"],
+        variables: &[("TESTS", name)],
+        program: Some(&tests),
+        ..Script::default()
+    };
+    let report = guest::run(&image, &script, |_| Err("no such request".into()));
+    println!("{}", report.summary());
+    report.assert_passed();
 }
 
 /// Keys of nvme-cli in Linux's host, by the commands of the guides. Debian 12's kernel cannot
