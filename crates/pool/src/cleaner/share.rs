@@ -349,19 +349,22 @@ impl Shared {
         for location in candidate.locations().collect::<Vec<_>>() {
             let Some(block) = candidate.at(location) else { continue };
             let fingerprint = scan.fingerprints.of(domain, block);
+            let distance = (block_of(location) - header) as u8;
             let hint = scan.index.get(fingerprint);
             if let Some(hint) = hint
                 && block_of(hint.location) == candidate.block()
+                && candidate.at(hint.location) == Some(block)
+                && hint.distance == distance
             {
                 continue;
             }
             if let Some(hint) = hint
+                && block_of(hint.location) != candidate.block()
                 && self.is_equal(hint, domain, block, scan).await?
             {
                 has_equal = true;
                 continue;
             }
-            let distance = (block_of(location) - header) as u8;
             scan.index.put(fingerprint, Hint { location, distance });
         }
         if has_equal {
