@@ -22,6 +22,7 @@ mod pack;
 #[cfg(test)]
 mod pass_tests;
 mod piece;
+mod scan_turns;
 mod share;
 pub(crate) mod survey;
 mod turns;

@@ -11,19 +11,20 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::{buf, time};
+use flagstone_runtime::buf;
 
 use super::content::{ContentPiece, clusters, copied_size, is_gain, packed, present_size};
 use super::contents::{Contents, FoundBlock, Named};
 use super::gather::{Live, ReadPayload, of_snapshots, parts, verified};
+use super::owners::{AncestryNode, Owners};
 use super::piece::{LivePiece, PieceKey, live_entries};
 use super::{Copies, State};
 use crate::dedup::Domain;
 use crate::dedup::fingerprint::Fingerprints;
 use crate::dedup::index::{Hint, Index};
-use crate::limits::{BLOCK_BYTES, DEDUP_BATCH_BLOCKS, DEDUP_PAUSE, MOVING_MAX, UNIT_BLOCKS};
-use crate::log::position::BEGINNING_SEGMENTS;
-use crate::manage::shared::{MaintenancePause, MaintenanceWork, Shared};
+use crate::dedup::progress::ScanPosition;
+use crate::limits::{BLOCK_BYTES, DEDUP_BATCH_BLOCKS, MOVING_MAX, UNIT_BLOCKS};
+use crate::manage::shared::Shared;
 use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::unit::{UnitPlace, block_of};
 use crate::work_slices::WorkSlices;
@@ -57,6 +58,14 @@ impl From<IoError> for ScanError {
     fn from(error: IoError) -> ScanError {
         ScanError::Read(error)
     }
+}
+
+/// How far a step came in its segment.
+enum StepEnd {
+    Scanned,
+    /// Other work is due.
+    At(ScanPosition),
+    Unreadable,
 }
 
 /// Where the stored blocks of a piece are read.
@@ -110,59 +119,16 @@ impl Batch {
     }
 }
 
-/// Next step of the scan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ScanWork {
-    /// Scan a segment.
-    Scan,
-    /// Close the written segments with a checkpoint, if hosts pause.
-    Close,
-}
-
 impl Shared {
-    /// Waits for the next work of the maintenance task. While hosts write, the scan for equal
-    /// blocks reads a segment after each pause. Without anything to scan, no timer runs.
-    pub(crate) async fn next_work(&self) -> MaintenanceWork {
-        loop {
-            let (due, host_blocks) = {
-                let state = self.state.lock();
-                (state.scan_work(), state.host_blocks)
-            };
-            let ready = || {
-                let mut state = self.state.lock();
-                let becomes_due = |state: &State| due.is_none() && state.scan_work().is_some();
-                let work = state.next_work();
-                work.map(Some).or_else(|| becomes_due(&state).then_some(None))
-            };
-            let next = self.progress.wait_for(ready);
-            let next = match due {
-                None => next.await,
-                Some(_) => time::timeout(DEDUP_PAUSE, next).await.unwrap_or(None),
-            };
-            if let Some(work) = next {
-                return work;
-            }
-            let mut state = self.state.lock();
-            match due.and_then(|_| state.scan_work()) {
-                Some(ScanWork::Scan) => state.wanted.sharing = true,
-                Some(ScanWork::Close) => {
-                    state.wanted.checkpoint |= state.host_blocks == host_blocks;
-                }
-                None => {}
-            }
-        }
-    }
-
     /// Scans one segment for blocks that have equal ones, and makes a checkpoint if it has copied
     /// any.
     ///
     /// # Errors
     /// Errors of the devices. The pool then fails every change.
     pub(crate) async fn share(&self) -> Result<(), IoError> {
-        let (crowded, host_blocks) = {
+        let (crowded, begin) = {
             let mut state = self.state.lock();
-            state.wanted.sharing = false;
-            (2 * state.active.len() > state.sizes.recent, state.host_blocks)
+            (2 * state.active.len() > state.sizes.recent, state.begin_step())
         };
         if crowded {
             self.checkpoint().await?;
@@ -172,12 +138,13 @@ impl Shared {
             return Ok(());
         };
         let mut scan = scan;
-        let (is_read, done) = match self.scan_segment(segment, &mut scan).await {
-            Ok(()) | Err(ScanError::Read(IoError::ReadFault)) => (true, Ok(())),
+        let (end, done) = match self.scan_segment(segment, &mut scan).await {
+            Ok(end) => (end, Ok(())),
+            Err(ScanError::Read(IoError::ReadFault)) => (StepEnd::Scanned, Ok(())),
             // The cleaner and a scrub report what cannot be read. A path that was lost may be back
             // when the segment is due again.
-            Err(ScanError::Read(_)) => (false, Ok(())),
-            Err(ScanError::Write(error)) => (true, Err(error)),
+            Err(ScanError::Read(_)) => (StepEnd::Unreadable, Ok(())),
+            Err(ScanError::Write(error)) => (StepEnd::Scanned, Err(error)),
         };
         let written = match done {
             Ok(()) => self.write_copies(&mut scan.copies, true).await,
@@ -188,10 +155,12 @@ impl Shared {
             let mut state = self.state.lock();
             state.dedup.return_index((fingerprints, index));
             // What had no room is scanned again after the checkpoint.
-            match is_read {
-                true if copies.blocks == 0 || !copies.skipped => state.dedup.scanned(segment),
-                true => {}
-                false => {
+            let is_again = copies.blocks > 0 && copies.skipped;
+            match end {
+                StepEnd::Scanned if is_again => state.dedup.scan_later(segment, None),
+                StepEnd::Scanned => state.dedup.scanned(segment),
+                StepEnd::At(at) => state.dedup.scan_later(segment, Some(at).filter(|_| !is_again)),
+                StepEnd::Unreadable => {
                     let segment = u64::from(self.storage.layout.segment_blocks());
                     let until = state.host_blocks + segment;
                     state.dedup.pause_until(until);
@@ -205,8 +174,7 @@ impl Shared {
             0 => self.progress.notify(),
             _ => self.checkpoint().await?,
         }
-        let mut state = self.state.lock();
-        state.wanted.sharing = state.can_share() && state.host_blocks == host_blocks;
+        self.state.lock().end_step(begin);
         Ok(())
     }
 
@@ -243,16 +211,19 @@ impl Shared {
         Some((segment, Scan { index, fingerprints, copies, batch, last, slices }))
     }
 
-    async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<(), ScanError> {
+    async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<StepEnd, ScanError> {
         let layout = &self.storage.layout;
         let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
-        let mut at = blocks.start;
+        let from = self.state.lock().dedup.position_in(segment);
+        let from = from.unwrap_or(ScanPosition { chunk: blocks.start, pieces: 0 });
+        let mut at = from.chunk;
         while at < blocks.end {
+            let scanned = if at == from.chunk { from.pieces } else { 0 };
             let header = self.storage.read_one(at).await?;
             let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
             let contents = Contents::of(&header);
             let mut payload = None;
-            for named in &contents.named {
+            for (number, named) in (1..).zip(&contents.named).skip(scanned) {
                 let found = match named {
                     Named::Block(found) => std::slice::from_ref(found),
                     Named::Unit(first) => contents.blocks_of(*first),
@@ -265,10 +236,15 @@ impl Shared {
                 if scan.batch.blocks >= DEDUP_BATCH_BLOCKS {
                     self.pack_batch(scan).await?;
                 }
+                if self.state.lock().ends_step() {
+                    self.pack_batch(scan).await?;
+                    return Ok(StepEnd::At(ScanPosition { chunk: at, pieces: number }));
+                }
             }
             at += header.blocks();
         }
-        self.pack_batch(scan).await
+        self.pack_batch(scan).await?;
+        Ok(StepEnd::Scanned)
     }
 
     /// The live blocks among these, read and verified, if all of them may be shared.
@@ -278,6 +254,9 @@ impl Shared {
         source: Source<'_>,
         scan: &mut Scan,
     ) -> Result<Option<Candidate>, IoError> {
+        if !self.may_share(found, &scan.copies.owners) {
+            return Ok(None);
+        }
         let live = self.live(found, &scan.copies.owners).await?;
         // The block that an entry of the index names as a header may be data of a host, which may
         // look like a header.
@@ -317,6 +296,17 @@ impl Shared {
         let Some(blocks) = piece.contents(|_, block| block.to_vec()) else { return Ok(None) };
         let content = ContentPiece { piece, domain, blocks: blocks.concat() };
         Ok(Some(Candidate { found: found.to_vec(), live, content }))
+    }
+
+    /// False if no volume that could have one of these blocks has deduplication on. This needs no
+    /// page of a map.
+    fn may_share(&self, found: &[FoundBlock], owners: &Owners) -> bool {
+        let state = self.state.lock();
+        let has_domain = |top: AncestryNode| {
+            let volume = state.volume_table.key_volume(top.id);
+            volume.is_some_and(|volume| state.dedup.domain(volume.id).is_some())
+        };
+        found.iter().any(|found| owners.tops(found.place.volume, found.birth).any(has_domain))
     }
 
     /// Domain of the live blocks, if they have the same, and none was copied in this step.
@@ -480,27 +470,6 @@ impl Shared {
         let floor = self.idle_floor(state).max(state.checkpoint_segments(0));
         let spare = state.segments.free().saturating_sub(floor);
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
-    }
-}
-
-impl State {
-    /// True if the scan may go on: maps that are being reaped lack pages, and an evacuation needs
-    /// the space.
-    fn can_share(&self) -> bool {
-        self.deleting == 0 && self.evacuated.is_none() && self.dedup.is_due(self.host_blocks)
-    }
-
-    /// Next step of the scan after a pause.
-    fn scan_work(&self) -> Option<ScanWork> {
-        if !self.dedup.is_on() || self.pause != MaintenancePause::None {
-            return None;
-        }
-        let is_log_long = self.segments.in_log() > BEGINNING_SEGMENTS;
-        match (self.can_share(), is_log_long && !self.active.is_empty()) {
-            (true, _) => Some(ScanWork::Scan),
-            (false, true) => Some(ScanWork::Close),
-            (false, false) => None,
-        }
     }
 }
 

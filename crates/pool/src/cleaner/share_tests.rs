@@ -7,6 +7,7 @@ use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
 use flagstone_runtime::{Buf, block_on, buf};
 
 use super::*;
+use crate::manage::shared::MaintenancePause;
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
@@ -174,6 +175,75 @@ fn birth_from_forged_header_gets_into_no_map() {
         let [again, after] = scanned_with_hinted_payload(&payload).await;
         assert_eq!((again.location, again.birth), (before.location, before.birth));
         assert_eq!(after.birth, before.birth);
+    })
+    .unwrap();
+}
+
+/// Checkpoints, cleaning and orders do not wait for the end of a segment.
+#[test]
+fn step_ends_for_other_work_and_goes_on_there() {
+    block_on(async {
+        let pool = pool().await;
+        let volume = pool.create_volume("v", &options(300)).await.unwrap();
+        for at in 0..200 {
+            write(&volume, at, 1 + at / 4).await;
+        }
+        let shared = held(&pool).await;
+        let id = volume_id(shared);
+        let left = || shared.state.lock().dedup.status(1).unwrap().unscanned_bytes;
+        let segments = left();
+        for _ in 0..5 {
+            shared.state.lock().wanted.cleaning = true;
+            shared.share().await.unwrap();
+        }
+        assert_eq!(left(), segments);
+        let first = location(shared, id, 0).await;
+        let segment = shared.storage.layout.segment_of(first);
+        let position = || shared.state.lock().dedup.position_in(segment).unwrap().chunk;
+        let before = position();
+        shared.state.lock().wanted.cleaning = true;
+        shared.share().await.unwrap();
+        assert_eq!(position(), before + 2);
+        let mut steps = 0;
+        while shared.state.lock().can_share() {
+            shared.state.lock().wanted.cleaning = steps % 8 > 0;
+            shared.share().await.unwrap();
+            steps += 1;
+            assert!(steps < 500, "{} segments are left", left());
+        }
+        for at in 0..200 {
+            assert!(is_content(&volume, at, 1 + at / 4).await, "block {at}");
+        }
+    })
+    .unwrap();
+}
+
+/// Maps of other volumes would evict from the cache what hosts use.
+#[test]
+fn scan_reads_no_map_of_volumes_without_dedup() {
+    block_on(async {
+        let pool = pool().await;
+        let volume = pool.create_volume("v", &options(300)).await.unwrap();
+        let off = VolumeOptions { properties: [].into(), ..options(300) };
+        let off = pool.create_volume("off", &off).await.unwrap();
+        for at in 0..150 {
+            write(&volume, at, 1 + at).await;
+            write(&off, at, 1 + at).await;
+        }
+        let shared = held(&pool).await;
+        let capacity = shared.cache.capacity();
+        // Only the other map is left.
+        shared.cache.set_capacity(1);
+        let id = shared.state.lock().volume_table.by_name("v").unwrap().id;
+        location(shared, id, 0).await;
+        shared.cache.set_capacity(capacity);
+        let tree = |name: &str| {
+            let state = shared.state.lock();
+            state.trees[&state.volume_table.by_name(name).unwrap().id]
+        };
+        scan_all(shared).await;
+        let is_cached = |name: &str| tree(name).lookup_cached(&shared.cache, 5).is_some();
+        assert_eq!((is_cached("v"), is_cached("off")), (true, false));
     })
     .unwrap();
 }

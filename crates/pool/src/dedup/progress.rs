@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use flagstone_runtime::time::Instant;
+
 use super::fingerprint::Fingerprints;
 use super::index::Index;
 use super::{DedupStatus, Domain};
@@ -13,6 +15,15 @@ use crate::ondisk::volume_table::VolumeTable;
 
 /// The index, and the hash function of its fingerprints.
 pub(crate) type Seen = (Fingerprints, Index);
+
+/// A place in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScanPosition {
+    /// Header of a chunk.
+    pub(crate) chunk: u64,
+    /// Pieces of the chunk that were scanned.
+    pub(crate) pieces: usize,
+}
 
 /// State of deduplication in a pool. Empty without volumes that have it on.
 #[derive(Default)]
@@ -24,7 +35,13 @@ pub(crate) struct ScanProgress {
     left: usize,
     /// Where the search for the next segment begins.
     next: usize,
-    /// Blocks written for hosts after which the scan continues, if the pool had no room.
+    /// Segment whose scan was interrupted, and where.
+    interrupted: Option<(u32, ScanPosition)>,
+    /// When the next step begins, if one is due.
+    pub(crate) next_step_at: Option<Instant>,
+    /// I/O of hosts until the end of the last step: blocks written, and reads.
+    pub(crate) host_io: (u64, u64),
+    /// Blocks written for hosts after which the scan goes on, if the pool had no room.
     resume_at: u64,
     index: Option<Seen>,
     /// Memory of the index, in bytes.
@@ -55,7 +72,7 @@ impl ScanProgress {
         }
         if is_wider {
             self.scanned.clear();
-            (self.resume_at, self.next) = (0, 0);
+            (self.resume_at, self.next, self.interrupted) = (0, 0, None);
         }
     }
 
@@ -66,6 +83,7 @@ impl ScanProgress {
         }
         self.scanned.resize(count, false);
         self.left = 0;
+        self.interrupted = self.interrupted.filter(|(segment, _)| is_closed(*segment));
         for (segment, scanned) in (0..).zip(&mut self.scanned) {
             let is_closed = is_closed(segment);
             *scanned &= is_closed;
@@ -108,11 +126,22 @@ impl ScanProgress {
 
     /// Counts a segment as scanned.
     pub(crate) fn scanned(&mut self, segment: u32) {
+        self.interrupted = self.interrupted.filter(|(own, _)| *own != segment);
         if let Some(scanned) = self.scanned.get_mut(segment as usize)
             && !std::mem::replace(scanned, true)
         {
             self.left = self.left.saturating_sub(1);
         }
+    }
+
+    /// Where the scan of a segment goes on; `None` at its beginning.
+    pub(crate) fn position_in(&self, segment: u32) -> Option<ScanPosition> {
+        self.interrupted.filter(|(own, _)| *own == segment).map(|(_, position)| position)
+    }
+
+    /// Lets the scan of a segment go on later, from a position or its beginning.
+    pub(crate) fn scan_later(&mut self, segment: u32, position: Option<ScanPosition>) {
+        self.interrupted = position.map(|position| (segment, position));
     }
 
     /// Takes the index for a step, which returns it.

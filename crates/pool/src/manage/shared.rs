@@ -222,6 +222,8 @@ pub(crate) struct State {
     pub(crate) dedup: ScanProgress,
     /// Blocks of chunks with host data or orders since the opening.
     pub(crate) host_blocks: u64,
+    /// Reads of hosts since the opening, each of some blocks.
+    pub(crate) host_reads: u64,
     /// Segments cleaned and blocks copied since the opening.
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
@@ -364,6 +366,7 @@ impl State {
             gain: Gain::default(),
             dedup: ScanProgress::default(),
             host_blocks: 0,
+            host_reads: 0,
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,

@@ -351,7 +351,8 @@ impl VolumeIo {
 
     /// Entry of a block, if it is in memory, and a guard that keeps its segment from being reused.
     fn find_now(&self, block: u64) -> Option<(MapEntry, ReadGuard)> {
-        let state = self.shared.state.lock();
+        let mut state = self.shared.state.lock();
+        state.host_reads += 1;
         let view = state.view(self.volume).ok()?;
         let (recent, tree, guard) = (view.recent(block), view.tree, state.guard());
         drop(state);
@@ -641,7 +642,8 @@ impl VolumeIo {
         let mut recent = 0_u64;
         // The guard keeps the segments of all blocks looked up here.
         let (tree, _guard) = {
-            let state = self.shared.state.lock();
+            let mut state = self.shared.state.lock();
+            state.host_reads += 1;
             let view = state.view(self.volume)?;
             for (index, block) in (0..count).zip(block..) {
                 if let Some(entry) = view.recent(block) {

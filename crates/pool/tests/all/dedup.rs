@@ -185,6 +185,29 @@ fn dedup_turned_on_later_scans_what_is_there() {
     });
 }
 
+/// While hosts read, a segment is scanned after each second, although checkpoints are made more
+/// often.
+#[test]
+fn scan_pauses_while_hosts_read() {
+    simulate(async {
+        let (pool, ..) = pool(64).await;
+        let model: Vec<u64> = (1..=800).collect();
+        let [a, b] = twins(&pool, &model, ON, ON).await;
+        let left = || pool.status().dedup.unwrap().unscanned_bytes / (BLOCK * 128);
+        let segments = left();
+        assert!(segments > 10, "{segments} segments to scan");
+        for _ in 0..100 {
+            read(&b, 0..1).await.unwrap();
+            time::sleep(Duration::from_millis(50)).await;
+            pool.checkpoint().await.unwrap();
+        }
+        assert!((1..=5).contains(&(segments - left())), "{} of {segments}", left());
+        settle(&pool).await;
+        assert!(left() <= 1);
+        expect(&a, &model).await;
+    });
+}
+
 /// Two volumes, a clone and snapshots with few contents, written at random.
 async fn random_history(seed: u64, steps: u64) -> u64 {
     let (mut pool, mut trace, size) = pool(64).await;
