@@ -6,6 +6,7 @@
 //! - other work of the maintenance task, and orders that wait for it, end a step after the present
 //!   piece.
 
+use flagstone_runtime::task::yield_now;
 use flagstone_runtime::time::{self, Instant};
 
 use super::State;
@@ -26,6 +27,7 @@ impl Shared {
     /// Waits for the next work of the maintenance task. Without anything to scan, no timer runs.
     pub(crate) async fn next_work(&self) -> MaintenanceWork {
         loop {
+            self.free_index().await;
             let now = time::now();
             let (due, host_blocks) = {
                 let mut state = self.state.lock();
@@ -33,7 +35,9 @@ impl Shared {
             };
             let ready = || {
                 let mut state = self.state.lock();
-                let becomes_due = |state: &State| due.is_none() && state.scan_work().is_some();
+                let becomes_due = |state: &State| {
+                    due.is_none() && state.scan_work().is_some() || state.dedup.has_unused()
+                };
                 let work = state.next_work();
                 work.map(Some).or_else(|| becomes_due(&state).then_some(None))
             };
@@ -46,12 +50,27 @@ impl Shared {
                 return work;
             }
             let mut state = self.state.lock();
+            if state.dedup.has_unused() {
+                continue;
+            }
             match due.and_then(|_| state.scan_work()) {
                 Some(ScanWork::Scan) => state.wanted.sharing = true,
                 Some(ScanWork::Close) => {
                     state.wanted.checkpoint |= state.host_blocks == host_blocks;
                 }
                 None => {}
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Frees an index that is no longer needed. Other tasks run between its parts.
+    async fn free_index(&self) {
+        let unused = self.state.lock().dedup.take_unused();
+        if let Some((_, mut index)) = unused {
+            while index.free_part() {
+                yield_now().await;
             }
         }
     }

@@ -186,11 +186,16 @@ impl Shared {
         if !state.can_share() {
             return None;
         }
+        let layout = &self.storage.layout;
+        let segment_blocks = u64::from(layout.segment_blocks());
+        let pool_blocks = u64::from(layout.usable_segments()) * segment_blocks;
+        if state.dedup.resize_index(pool_blocks) {
+            state.count_unscanned();
+        }
         let spare = self.idle_blocks(state);
         if spare < UNIT_BLOCKS as u64 {
             if state.nothing_to_clean {
-                let segment = u64::from(self.storage.layout.segment_blocks());
-                state.dedup.pause_until(state.host_blocks + segment);
+                state.dedup.pause_until(state.host_blocks + segment_blocks);
             } else {
                 state.wanted.cleaning = true;
             }
@@ -205,8 +210,7 @@ impl Shared {
         copies.blocks_max = (state.sizes.recent / 2).min(spare as usize);
         copies.leaves_max = state.sizes.recent / 2;
         copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
-        let blocks = self.storage.layout.blocks();
-        let (fingerprints, index) = state.dedup.take_index(blocks);
+        let (fingerprints, index) = state.dedup.take_index(pool_blocks);
         let (batch, last, slices) = (Batch::default(), None, WorkSlices::default());
         Some((segment, Scan { index, fingerprints, copies, batch, last, slices }))
     }

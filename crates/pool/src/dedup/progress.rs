@@ -44,6 +44,8 @@ pub(crate) struct ScanProgress {
     /// Blocks written for hosts after which the scan goes on, if the pool had no room.
     resume_at: u64,
     index: Option<Seen>,
+    /// Index that is no longer needed. Freeing it takes too long under the lock of the pool.
+    unused: Option<Seen>,
     /// Memory of the index, in bytes.
     index_bytes: u64,
     /// Bytes that shared blocks freed since the opening.
@@ -66,14 +68,20 @@ impl ScanProgress {
         match domains.is_empty() {
             true => {
                 let freed_bytes = self.freed_bytes;
-                *self = ScanProgress { freed_bytes, ..ScanProgress::default() };
+                let unused = self.index.take().or_else(|| self.unused.take());
+                *self = ScanProgress { freed_bytes, unused, ..ScanProgress::default() };
             }
             false => self.domains = domains,
         }
         if is_wider {
-            self.scanned.clear();
-            (self.resume_at, self.next, self.interrupted) = (0, 0, None);
+            self.scan_again();
         }
+    }
+
+    /// Counts no segment as scanned, until the next [`ScanProgress::segments_changed`].
+    fn scan_again(&mut self) {
+        self.scanned.clear();
+        (self.resume_at, self.next, self.interrupted) = (0, 0, None);
     }
 
     /// Takes a checkpoint into account, after which these segments of `count` are closed.
@@ -144,17 +152,43 @@ impl ScanProgress {
         self.interrupted = position.map(|position| (segment, position));
     }
 
-    /// Takes the index for a step, which returns it.
-    pub(crate) fn take_index(&mut self, blocks: u64) -> Seen {
-        let seen =
-            self.index.take().unwrap_or_else(|| (Fingerprints::default(), Index::new(blocks)));
-        self.index_bytes = seen.1.bytes();
-        seen
+    /// Drops the index of a pool that had another number of blocks. What was scanned for it is to
+    /// be scanned again, after the next [`ScanProgress::segments_changed`].
+    pub(crate) fn resize_index(&mut self, blocks: u64) -> bool {
+        let other = self.index.take_if(|(_, index)| !index.is_for(blocks));
+        let is_other = other.is_some();
+        if is_other {
+            (self.unused, self.index_bytes) = (other, 0);
+            self.scan_again();
+        }
+        is_other
     }
 
-    /// Returns the index, unless deduplication was turned off meanwhile.
+    /// Takes the index for a step, which returns it.
+    pub(crate) fn take_index(&mut self, blocks: u64) -> Seen {
+        self.index.take().unwrap_or_else(|| (Fingerprints::default(), Index::new(blocks)))
+    }
+
+    /// Returns the index.
     pub(crate) fn return_index(&mut self, index: Seen) {
-        self.index = self.is_on().then_some(index);
+        match self.is_on() {
+            true => {
+                self.index_bytes = index.1.bytes();
+                self.index = Some(index);
+            }
+            // It was turned off meanwhile.
+            false => self.unused = Some(index),
+        }
+    }
+
+    /// True if an index is to be freed.
+    pub(crate) fn has_unused(&self) -> bool {
+        self.unused.is_some()
+    }
+
+    /// Takes the index that is to be freed.
+    pub(crate) fn take_unused(&mut self) -> Option<Seen> {
+        self.unused.take()
     }
 
     /// Counts bytes that shared blocks freed.

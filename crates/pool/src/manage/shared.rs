@@ -413,6 +413,11 @@ impl State {
             return;
         }
         self.dedup.volumes_changed(&self.volume_table);
+        self.count_unscanned();
+    }
+
+    /// Updates the count of segments that are to be scanned for equal blocks.
+    pub(crate) fn count_unscanned(&mut self) {
         let segments = &self.segments;
         self.dedup.segments_changed(segments.count(), |segment| segments.is_closed(segment));
     }

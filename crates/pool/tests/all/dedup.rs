@@ -377,12 +377,16 @@ fn device_with_shared_units_is_removed() {
         let evacuation = pool.evacuate("/dev/disk1").await.unwrap();
         let left = evacuation.left_bytes() / BLOCK;
         assert!(left > 300, "{left} blocks are on the device");
+        let index_bytes = || pool.status().dedup.unwrap().index_bytes;
+        let before = index_bytes();
         let mut steps = 0;
         while !evacuation.step().await.unwrap() {
             steps += 1;
             assert!(steps < 1000, "{} bytes are left", evacuation.left_bytes());
         }
         evacuation.complete().await.unwrap();
+        settle(&pool).await;
+        assert_eq!((index_bytes(), before), (before / 2, 64 << 10), "of half the pool");
         for volume in [&a, &b] {
             expect(volume, &model).await;
         }
