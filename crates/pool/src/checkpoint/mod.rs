@@ -241,6 +241,7 @@ impl Shared {
         state.checkpoints += 1;
         (state.nothing_to_clean, state.cleaner_gains_nothing) = (false, false);
         state.volume_table_changed();
+        state.count_unscanned();
         state.wanted.checkpoint |= state.deleting > 0;
     }
 }

@@ -75,12 +75,12 @@ impl Domain {
         let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
         Domain(*first)
     }
+}
 
-    /// Domain of a volume with these properties; `None` if its blocks are not to be shared.
-    fn with(properties: &BTreeMap<String, String>) -> Option<Domain> {
-        let name = properties.get(DEDUP_DOMAIN_PROPERTY).map_or("", String::as_str);
-        (Dedup::of(properties) == Dedup::On).then(|| Domain::of(name))
-    }
+/// Name of the domain of a volume with these properties; `None` if its blocks are not to be shared.
+pub(crate) fn domain_name(properties: &BTreeMap<String, String>) -> Option<&str> {
+    let name = properties.get(DEDUP_DOMAIN_PROPERTY).map_or("", String::as_str);
+    (Dedup::of(properties) == Dedup::On).then_some(name)
 }
 
 /// Value of [`DEDUP_DOMAIN_PROPERTY`] for volumes of these owners, in any order.
@@ -105,7 +105,7 @@ mod tests {
         assert_ne!(dedup_domain(["a"]), dedup_domain([]));
         let of = |pairs: &[(&str, &str)]| {
             let pairs = pairs.iter().map(|(key, value)| ((*key).into(), (*value).into()));
-            Domain::with(&pairs.collect())
+            domain_name(&pairs.collect()).map(Domain::of)
         };
         assert_eq!((of(&[]), of(&[("dedup", "off")]), of(&[("dedup", "On")])), (None, None, None));
         assert_eq!(of(&[("dedup", "on")]), of(&[("dedup", "on"), ("compression", "lz4")]));

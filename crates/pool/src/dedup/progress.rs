@@ -10,7 +10,7 @@ use flagstone_runtime::time::Instant;
 
 use super::fingerprint::Fingerprints;
 use super::index::Index;
-use super::{DedupStatus, Domain};
+use super::{DedupStatus, Domain, domain_name};
 use crate::ondisk::volume_table::VolumeTable;
 
 /// The index, and the hash function of its fingerprints.
@@ -28,7 +28,11 @@ pub(crate) struct ScanPosition {
 /// State of deduplication in a pool. Empty without volumes that have it on.
 #[derive(Default)]
 pub(crate) struct ScanProgress {
-    domains: BTreeMap<u32, Domain>,
+    /// The present volumes that are not encrypted, each with its domain and the name of that;
+    /// `None` if its blocks are not to be shared.
+    domains: BTreeMap<u32, Option<(String, Domain)>>,
+    /// Number of volumes with a domain.
+    sharing: usize,
     /// Whether each segment was scanned since it closed.
     scanned: Vec<bool>,
     /// Closed segments that were not.
@@ -53,27 +57,47 @@ pub(crate) struct ScanProgress {
 }
 
 impl ScanProgress {
-    /// Takes changed properties of volumes into account. Blocks that may be shared now need another
-    /// scan.
-    pub(crate) fn volumes_changed(&mut self, volumes: &VolumeTable) {
-        let plain = volumes.present().filter(|volume| volume.encryption.is_none());
-        let found = plain.filter_map(|volume| Some((volume, Domain::with(&volume.properties)?)));
-        let mut domains = BTreeMap::new();
+    /// Takes changed volumes into account. Blocks that may be shared now need another scan. True if
+    /// the segments are to be counted with [`ScanProgress::segments_changed`].
+    pub(crate) fn volumes_changed(&mut self, volumes: &VolumeTable) -> bool {
+        let mut before = std::mem::take(&mut self.domains);
         let mut is_wider = false;
-        for (volume, domain) in found {
-            let is_same = self.domains.get(&volume.id) == Some(&domain);
-            is_wider |= !is_same && volume.mapped > 0;
-            domains.insert(volume.id, domain);
+        self.sharing = 0;
+        for volume in volumes.present().filter(|volume| volume.encryption.is_none()) {
+            let name = domain_name(&volume.properties);
+            let known = before.remove(&volume.id);
+            let has_name = |known: &Option<(String, Domain)>| {
+                known.as_ref().map(|(name, _)| name.as_str()) == name
+            };
+            let domain = match known {
+                Some(known) if has_name(&known) => known,
+                known => {
+                    // A new volume has no blocks. Those of a new clone belong to the snapshot.
+                    let snapshots = || volumes.snapshots().map(|snapshot| snapshot.owner());
+                    let has_blocks =
+                        || volume.mapped > 0 || snapshots().any(|owner| owner == Some(volume.id));
+                    is_wider |= known.is_some() && name.is_some() && has_blocks();
+                    name.map(|name| (name.to_owned(), Domain::of(name)))
+                }
+            };
+            self.sharing += usize::from(domain.is_some());
+            self.domains.insert(volume.id, domain);
         }
-        match domains.is_empty() {
-            true => {
-                let freed_bytes = self.freed_bytes;
-                let unused = self.index.take().or_else(|| self.unused.take());
-                *self = ScanProgress { freed_bytes, unused, ..ScanProgress::default() };
-            }
-            false => self.domains = domains,
+        if !self.is_on() {
+            let (freed_bytes, domains) = (self.freed_bytes, std::mem::take(&mut self.domains));
+            let unused = self.index.take().or_else(|| self.unused.take());
+            *self = ScanProgress { freed_bytes, domains, unused, ..ScanProgress::default() };
         }
         if is_wider {
+            self.scan_again();
+        }
+        self.is_on() && self.scanned.is_empty()
+    }
+
+    /// Takes a promotion into account: the blocks of some snapshots belong to a clone now.
+    pub(crate) fn promoted(&mut self, origin: u32, clone: u32) {
+        let domain = self.domain(clone);
+        if domain.is_some() && domain != self.domain(origin) {
             self.scan_again();
         }
     }
@@ -86,7 +110,7 @@ impl ScanProgress {
 
     /// Takes a checkpoint into account, after which these segments of `count` are closed.
     pub(crate) fn segments_changed(&mut self, count: usize, is_closed: impl Fn(u32) -> bool) {
-        if self.domains.is_empty() {
+        if !self.is_on() {
             return;
         }
         self.scanned.resize(count, false);
@@ -101,12 +125,12 @@ impl ScanProgress {
 
     /// Domain of a volume; `None` if its blocks are not to be shared.
     pub(crate) fn domain(&self, volume: u32) -> Option<Domain> {
-        self.domains.get(&volume).copied()
+        self.domains.get(&volume)?.as_ref().map(|(_, domain)| *domain)
     }
 
     /// True if some volume has deduplication on.
     pub(crate) fn is_on(&self) -> bool {
-        !self.domains.is_empty()
+        self.sharing > 0
     }
 
     /// True if a segment is to be scanned, after so many blocks were written for hosts.
@@ -205,7 +229,7 @@ impl ScanProgress {
     /// on.
     pub(crate) fn status(&self, segment_bytes: u64) -> Option<DedupStatus> {
         self.is_on().then(|| DedupStatus {
-            volumes: self.domains.len(),
+            volumes: self.sharing,
             unscanned_bytes: self.left as u64 * segment_bytes,
             index_bytes: self.index_bytes,
         })
@@ -273,6 +297,7 @@ mod tests {
         assert_eq!(left(&[(1, 9, "a")]), 3);
         assert_eq!(left(&[(1, 9, "a"), (2, 0, "a")]), 0, "it is new");
         assert_eq!(left(&[(1, 9, "a"), (2, 9, "a")]), 0);
+        assert_eq!(left(&[(1, 9, "a"), (2, 9, "a"), (3, 9, "a")]), 0, "a clone");
         assert_eq!(left(&[(1, 9, "a"), (2, 9, "b")]), 3, "another domain");
         assert_eq!(left(&[(1, 9, "a"), (2, 9, "")]), 0);
         assert_eq!(left(&[(1, 9, ""), (2, 9, "")]), 0);

@@ -412,8 +412,9 @@ impl State {
         if !has_units(self.superblock.segment_blocks) {
             return;
         }
-        self.dedup.volumes_changed(&self.volume_table);
-        self.count_unscanned();
+        if self.dedup.volumes_changed(&self.volume_table) {
+            self.count_unscanned();
+        }
     }
 
     /// Updates the count of segments that are to be scanned for equal blocks.
@@ -556,6 +557,12 @@ impl State {
         if let ChunkRecord::Snapshot(order) = order {
             // The order is alone in its chunk, so the next chunk begins here.
             self.freeze(self.position.start(), Some((**order).clone()));
+        }
+        if let ChunkRecord::Promote { volume } = order
+            && let Some(origin) = self.volume_table.volumes.get(volume)
+            && let Some(origin) = self.volume_table.key_volume(origin.parent)
+        {
+            self.dedup.promoted(origin.id, *volume);
         }
         apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");

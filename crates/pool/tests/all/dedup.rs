@@ -208,6 +208,53 @@ fn scan_pauses_while_hosts_read() {
     });
 }
 
+/// The blocks of a clone belong to the snapshot, so that nothing may be shared that could not be
+/// before.
+#[test]
+fn clone_causes_no_scan() {
+    simulate(async {
+        let (pool, ..) = pool(64).await;
+        let model: Vec<u64> = (1..=400).collect();
+        let [a, _] = twins(&pool, &model, ON, &[]).await;
+        pool.create_snapshot(&["a"], "s").await.unwrap();
+        settle(&pool).await;
+        for clone in ["c", "d"] {
+            pool.clone_volume("a@s", clone, options(0, ON).properties).await.unwrap();
+            assert_eq!(pool.status().dedup.unwrap().unscanned_bytes, 0, "{clone}");
+        }
+        expect(&a, &model).await;
+    });
+}
+
+/// Blocks that only snapshots have may be shared if their volume allows it: after a change of its
+/// setting, and after a promotion.
+#[test]
+fn blocks_of_snapshots_are_scanned_for_their_volume() {
+    simulate(async {
+        for promotes in [false, true] {
+            let (pool, ..) = pool(64).await;
+            let model: Vec<u64> = (1..=400).collect();
+            let [a, b] = twins(&pool, &model, &[], ON).await;
+            pool.create_snapshot(&["a"], "s").await.unwrap();
+            a.discard(0, 400 * BLOCK).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            settle(&pool).await;
+            assert_eq!(stored(&b).1, 400);
+            if promotes {
+                pool.clone_volume("a@s", "c", options(0, ON).properties).await.unwrap();
+                pool.promote_volume("c").await.unwrap();
+            } else {
+                pool.set_volume("a", false, options(1, ON).properties).await.unwrap();
+            }
+            settle(&pool).await;
+            assert!(stored(&b).1 < 300, "{:?}, promoted: {promotes}", stored(&b));
+            let snapshot = if promotes { "c@s" } else { "a@s" };
+            expect(&pool.open_snapshot(snapshot).unwrap(), &model).await;
+            expect(&b, &model).await;
+        }
+    });
+}
+
 /// Two volumes, a clone and snapshots with few contents, written at random.
 async fn random_history(seed: u64, steps: u64) -> u64 {
     let (mut pool, mut trace, size) = pool(64).await;
