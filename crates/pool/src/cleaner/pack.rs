@@ -283,15 +283,22 @@ impl Packer {
 }
 
 /// Groups of sorted pieces that may become a unit each: pieces that hosts would write as one unit
-/// stay together, and few of them are joined with the next.
+/// stay together, and few of them are joined with the next. A piece with blocks of several volumes
+/// is a group of its own: the volumes may have left the domain of deduplication that they shared.
 fn groups(pieces: &[LivePiece]) -> Vec<&[LivePiece]> {
     let mut groups = Vec::new();
     let (mut first, mut at, mut live) = (0, 0, 0);
-    for cell in pieces.chunk_by(LivePiece::shares_cell) {
+    let joins_next = |one: &LivePiece, next: &LivePiece| {
+        one.shares_cell(next) && !one.is_mixed() && !next.is_mixed()
+    };
+    for cell in pieces.chunk_by(joins_next) {
         let own: usize = cell.iter().map(LivePiece::live).sum();
         // A unit across many leaves could not be moved for snapshots that have each of them.
         let leaf = |(volume, is_plain, block)| (volume, is_plain, leaf_of(block));
-        let joins = |first: usize| leaf(cell[0].sort_key()) == leaf(pieces[first].sort_key());
+        let joins = |first: usize| {
+            let is_mixed = cell[0].is_mixed() || pieces[first].is_mixed();
+            !is_mixed && leaf(cell[0].sort_key()) == leaf(pieces[first].sort_key())
+        };
         if live + own > UNIT_BLOCKS || !joins(first) {
             groups.push(&pieces[first..at]);
             (first, live) = (at, 0);

@@ -105,6 +105,38 @@ fn whole(first: u64, codec: Option<Codec>, cold: Option<Codec>, data: &[u8]) -> 
     piece((1, first, 1000 + 8 * first), codec, cold, data, 0, false).expect("it shrinks")
 }
 
+/// Two volumes that shared blocks are in different domains now.
+#[test]
+fn unit_of_two_volumes_is_packed_by_itself() {
+    let text = |blocks| data(Kind::Text, blocks, &mut Rng::new(1));
+    let mixed = || {
+        let mut mixed = piece((1, 8, 3000), LZ4, LZ4, &text(6), 0b0011, false).unwrap();
+        for (at, part) in (0..).zip(&mut mixed.parts).skip(4) {
+            if let ChunkRecord::Moved { volume, block, .. } = &mut part.record {
+                (*volume, *block) = (2, at);
+            }
+        }
+        mixed
+    };
+    for others in [&[6][..], &[0, 16], &[0, 6, 14, 20]] {
+        let other = |first: &u64| {
+            piece((1, *first, 1000 + 8 * first), LZ4, LZ4, &text(2), 0, false).unwrap()
+        };
+        let pieces = others.iter().map(other).chain([mixed()]).collect();
+        let chunks = pack_all(pieces, 64);
+        let units =
+            chunks.iter().flat_map(|chunk| &chunk.records).filter_map(|record| match record {
+                ChunkRecord::MovedUnit { parts, .. } => {
+                    Some(parts.iter().map(place_of).collect::<Vec<_>>())
+                }
+                _ => None,
+            });
+        let of_both: Vec<_> =
+            units.filter(|parts| parts.iter().any(|(volume, _)| *volume == 2)).collect();
+        assert_eq!(of_both, [[(1, 10), (1, 11), (2, 4), (2, 5)]], "{others:?}");
+    }
+}
+
 fn pack_all(pieces: Vec<LivePiece>, chunk_blocks: usize) -> Vec<Packed> {
     let mut packer = Packer::new(chunk_blocks);
     let mut chunks = Vec::new();

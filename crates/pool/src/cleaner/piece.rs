@@ -154,6 +154,13 @@ impl LivePiece {
         self.live() == self.parts.len()
     }
 
+    /// True if its live blocks are of several volumes.
+    pub(super) fn is_mixed(&self) -> bool {
+        let mut volumes = live(&self.parts).map(|(record, _)| place_of(record).0);
+        let first = volumes.next();
+        volumes.any(|volume| Some(volume) != first)
+    }
+
     /// A block that is to stay uncompressed.
     pub(super) fn stays_plain(&self) -> bool {
         self.unit.is_none() && self.cold.is_none()

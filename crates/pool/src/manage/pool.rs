@@ -18,7 +18,7 @@ use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::crypt::VolumeCipher;
 use crate::crypt::key::WrappedKey;
-use crate::dedup::DedupStatus;
+use crate::dedup::{DedupStatus, domain_name};
 use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES, MAP_CACHE_BYTES, VOLUMES_MAX};
@@ -554,6 +554,16 @@ impl Pool {
         };
         let backing = self.shared().back(changed).await?;
         let order = self.order(OrderKind::Other).await?;
+        let sets_dedup = {
+            let state = self.shared().state.lock();
+            find(&state.volume_table).is_some_and(|old| {
+                let mut new = old.clone();
+                let is_changed = change(&mut new).is_ok();
+                is_changed && domain_name(&old.properties) != domain_name(&new.properties)
+            })
+        };
+        // A step of the scan for equal blocks shares them by the settings at its begin.
+        let turn = if sets_dedup { Some(self.maintenance_turn().await?) } else { None };
         let record = {
             let mut state = self.shared().state.lock();
             let old = find(&state.volume_table).cloned().ok_or_else(|| self.unknown(name))?;
@@ -567,7 +577,7 @@ impl Pool {
             record.root = crate::ondisk::entry::MapEntry::HOLE;
             record
         };
-        self.commit((order, backing), ChunkRecord::Volume(Box::new(record))).await.map(drop)
+        self.commit((turn, order, backing), ChunkRecord::Volume(Box::new(record))).await.map(drop)
     }
 
     /// Grows a volume; the same size changes nothing.

@@ -255,6 +255,36 @@ fn blocks_of_snapshots_are_scanned_for_their_volume() {
     });
 }
 
+/// A step of the scan that is in progress has ended before a changed setting is acknowledged.
+#[test]
+fn no_block_is_shared_after_dedup_was_turned_off() {
+    simulate(async {
+        for delay in 0..12 {
+            let size = (1 << 20) + 64 * u64::from(SEGMENT_BLOCKS) * BLOCK;
+            let (devices, _) = disks_of(vec![Image::default()], &[size], 2000, true);
+            let create =
+                CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &create).await.unwrap();
+            let model: Vec<u64> = (1..=400).map(|at| at / 4).collect();
+            let [a, b] = twins(&pool, &model, ON, ON).await;
+            pool.checkpoint().await.unwrap();
+            let index_bytes = || pool.status().dedup.unwrap().index_bytes;
+            while index_bytes() == 0 {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            time::sleep(Duration::from_millis(3 * delay)).await;
+            for name in ["a", "b"] {
+                pool.set_volume(name, false, BTreeMap::new()).await.unwrap();
+            }
+            let copied = pool.status().copied_blocks;
+            time::sleep(Duration::from_secs(100)).await;
+            assert_eq!(pool.status().copied_blocks, copied, "after {delay} delays");
+            expect(&a, &model).await;
+            expect(&b, &model).await;
+        }
+    });
+}
+
 /// Two volumes, a clone and snapshots with few contents, written at random.
 async fn random_history(seed: u64, steps: u64) -> u64 {
     let (mut pool, mut trace, size) = pool(64).await;
