@@ -5,7 +5,7 @@
 //! packed as they were, each piece by itself. Pieces whose blocks are in the same units are a
 //! cluster: it is copied as a whole, and only if that takes fewer blocks than it takes now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::pack::Copied;
 use super::piece::{LivePiece, Part, Size, live_parts, size};
@@ -147,6 +147,27 @@ pub(super) fn copied_size(copied: &[Copied]) -> Size {
     let mut size = Size::default();
     copied.iter().for_each(|copied| size.add(Size::of(&copied.record)));
     size
+}
+
+/// Blocks that copies of a cluster save because contents that were in several pieces are in one
+/// group now. Dead blocks, and another codec, save more.
+pub(super) fn shared_blocks(
+    pieces: &[ContentPiece],
+    cluster: &Cluster,
+    present: Size,
+    copied: Size,
+) -> usize {
+    let mut contents: BTreeMap<(Domain, &[u8]), [BTreeSet<usize>; 2]> = BTreeMap::new();
+    for (number, group) in cluster.groups.iter().enumerate() {
+        for (piece, block) in group {
+            let content = (pieces[*piece].domain, pieces[*piece].block(*block));
+            let [before, after] = contents.entry(content).or_default();
+            before.insert(*piece);
+            after.insert(number);
+        }
+    }
+    let joined = contents.values().map(|[before, after]| before.len().saturating_sub(after.len()));
+    joined.sum::<usize>().min(present.payload.saturating_sub(copied.payload))
 }
 
 /// True if copies save blocks, and not only at the cost of headers.

@@ -13,7 +13,9 @@ use std::collections::btree_map::Entry;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
-use super::content::{ContentPiece, clusters, copied_size, is_gain, packed, present_size};
+use super::content::{
+    ContentPiece, clusters, copied_size, is_gain, packed, present_size, shared_blocks,
+};
 use super::contents::{Contents, FoundBlock, Named};
 use super::gather::{Live, ReadPayload, of_snapshots, parts, verified};
 use super::owners::{AncestryNode, Owners};
@@ -88,6 +90,8 @@ struct Scan {
     /// Chunk of the block that an entry of the index names.
     last: LastHeader,
     slices: WorkSlices,
+    /// Blocks that the copies save.
+    shared_blocks: usize,
 }
 
 impl Candidate {
@@ -150,7 +154,7 @@ impl Shared {
             Ok(()) => self.write_copies(&mut scan.copies, true).await,
             failed => failed,
         };
-        let Scan { index, fingerprints, copies, .. } = scan;
+        let Scan { index, fingerprints, copies, shared_blocks, .. } = scan;
         {
             let mut state = self.state.lock();
             state.dedup.return_index((fingerprints, index));
@@ -174,7 +178,9 @@ impl Shared {
             0 => self.progress.notify(),
             _ => self.checkpoint().await?,
         }
-        self.state.lock().end_step(begin);
+        let mut state = self.state.lock();
+        state.dedup.freed((shared_blocks * BLOCK_BYTES) as u64);
+        state.end_step(begin);
         Ok(())
     }
 
@@ -212,7 +218,8 @@ impl Shared {
         copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
         let (fingerprints, index) = state.dedup.take_index(pool_blocks);
         let (batch, last, slices) = (Batch::default(), None, WorkSlices::default());
-        Some((segment, Scan { index, fingerprints, copies, batch, last, slices }))
+        let shared_blocks = 0;
+        Some((segment, Scan { index, fingerprints, copies, batch, last, slices, shared_blocks }))
     }
 
     async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<StepEnd, ScanError> {
@@ -445,8 +452,7 @@ impl Shared {
                 continue;
             }
             copies.count(&parts);
-            let freed = (present.payload - taken.payload) * BLOCK_BYTES;
-            self.state.lock().dedup.freed(freed as u64);
+            scan.shared_blocks += shared_blocks(&contents, &cluster, present, taken);
             copied.into_iter().for_each(|copied| copies.packer.put(copied));
             self.write_copies(copies, false).await.map_err(ScanError::Write)?;
         }

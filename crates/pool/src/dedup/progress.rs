@@ -37,6 +37,8 @@ pub(crate) struct ScanProgress {
     scanned: Vec<bool>,
     /// Closed segments that were not.
     left: usize,
+    /// True if none of them can be scanned before the next checkpoint.
+    is_blocked: bool,
     /// Where the search for the next segment begins.
     next: usize,
     /// Segment whose scan was interrupted, and where.
@@ -114,7 +116,7 @@ impl ScanProgress {
             return;
         }
         self.scanned.resize(count, false);
-        self.left = 0;
+        (self.left, self.is_blocked) = (0, false);
         self.interrupted = self.interrupted.filter(|(segment, _)| is_closed(*segment));
         for (segment, scanned) in (0..).zip(&mut self.scanned) {
             let is_closed = is_closed(segment);
@@ -135,7 +137,7 @@ impl ScanProgress {
 
     /// True if a segment is to be scanned, after so many blocks were written for hosts.
     pub(crate) fn is_due(&self, host_blocks: u64) -> bool {
-        self.left > 0 && host_blocks >= self.resume_at
+        self.left > 0 && !self.is_blocked && host_blocks >= self.resume_at
     }
 
     /// Stops the scan until hosts have written so many blocks in all.
@@ -150,8 +152,8 @@ impl ScanProgress {
         let found = order.find(|at| !self.scanned[*at] && can_scan(*at as u32));
         match found {
             Some(found) => self.next = found,
-            // The rest cannot be scanned now.
-            None => self.left = 0,
+            // What is left cannot be scanned now.
+            None => self.is_blocked = true,
         }
         found.map(|found| found as u32)
     }
@@ -277,6 +279,7 @@ mod tests {
         progress.segments_changed(6, |segment| segment != 2);
         assert_eq!(scan_all(&mut progress, &[2, 5]), [0, 1, 3, 4]);
         assert!(!progress.is_due(0), "segment 5 cannot be scanned now");
+        assert_eq!(progress.status(10).unwrap().unscanned_bytes, 10);
         progress.segments_changed(6, |segment| segment != 3);
         assert_eq!(scan_all(&mut progress, &[3, 5]), [2]);
         progress.segments_changed(6, |_| true);
