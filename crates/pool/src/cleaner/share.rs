@@ -7,8 +7,8 @@
 //! - as in a cleaning pass, no checkpoint runs and no ancestry changes between the lookup in a tree
 //!   and the effect of the copy, and the live blocks of a unit are copied together.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
@@ -87,6 +87,9 @@ struct Scan {
     fingerprints: Fingerprints,
     copies: Copies,
     batch: Batch,
+    /// First stored blocks of the pieces that were copied. Copies that are not written yet are in
+    /// no map.
+    copied: BTreeSet<u64>,
     /// Chunk of the block that an entry of the index names.
     last: LastHeader,
     slices: WorkSlices,
@@ -217,9 +220,17 @@ impl Shared {
         copies.leaves_max = state.sizes.recent / 2;
         copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
         let (fingerprints, index) = state.dedup.take_index(pool_blocks);
-        let (batch, last, slices) = (Batch::default(), None, WorkSlices::default());
-        let shared_blocks = 0;
-        Some((segment, Scan { index, fingerprints, copies, batch, last, slices, shared_blocks }))
+        let scan = Scan {
+            index,
+            fingerprints,
+            copies,
+            batch: Batch::default(),
+            copied: BTreeSet::new(),
+            last: None,
+            slices: WorkSlices::default(),
+            shared_blocks: 0,
+        };
+        Some((segment, scan))
     }
 
     async fn scan_segment(&self, segment: u32, scan: &mut Scan) -> Result<StepEnd, ScanError> {
@@ -265,7 +276,8 @@ impl Shared {
         source: Source<'_>,
         scan: &mut Scan,
     ) -> Result<Option<Candidate>, IoError> {
-        if !self.may_share(found, &scan.copies.owners) {
+        let is_copied = scan.copied.contains(&found[0].block());
+        if is_copied || !self.may_share(found, &scan.copies.owners) {
             return Ok(None);
         }
         let live = self.live(found, &scan.copies.owners).await?;
@@ -452,6 +464,7 @@ impl Shared {
                 continue;
             }
             copies.count(&parts);
+            scan.copied.extend(cluster.pieces.iter().map(|index| places[*index].0[0].block()));
             scan.shared_blocks += shared_blocks(&contents, &cluster, present, taken);
             copied.into_iter().for_each(|copied| copies.packer.put(copied));
             self.write_copies(copies, false).await.map_err(ScanError::Write)?;
