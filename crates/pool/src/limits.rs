@@ -203,5 +203,9 @@ pub const DEDUP_INDEX_BYTES_MAX: u64 = 1 << 30;
 /// Pause between two segments that are scanned for equal blocks while hosts write: 8 MiB/s.
 pub const DEDUP_PAUSE: Duration = Duration::from_secs(1);
 
+/// Most blocks that are copied to save one by sharing. Each copy may rewrite a leaf of each
+/// snapshot.
+pub const DEDUP_COPIES_MAX: usize = 16;
+
 /// Live blocks with equal ones that are packed together: 2 MiB, and once more as stored.
 pub const DEDUP_BATCH_BLOCKS: usize = 512;

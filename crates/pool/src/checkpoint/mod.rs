@@ -212,6 +212,7 @@ impl Shared {
             state.blocks_died(*id);
             state.volume_table.volumes.remove(id);
             state.trees.remove(id);
+            state.dedup.resume();
         }
         for (id, merged) in &after.volumes {
             state.trees.insert(*id, trees[id]);

@@ -11,7 +11,7 @@ use super::pack::Copied;
 use super::piece::{LivePiece, Part, Size, live_parts, size};
 use crate::compress::compressed_with;
 use crate::dedup::Domain;
-use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
+use crate::limits::{BLOCK_BYTES, DEDUP_COPIES_MAX, UNIT_BLOCKS};
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::unit::Codec;
 
@@ -170,9 +170,11 @@ pub(super) fn shared_blocks(
     joined.sum::<usize>().min(present.payload.saturating_sub(copied.payload))
 }
 
-/// True if copies save blocks, and not only at the cost of headers.
+/// True if copies save blocks, and not only at the cost of headers: at least one for
+/// [`DEDUP_COPIES_MAX`] copied ones.
 pub(super) fn is_gain(present: Size, copied: Size) -> bool {
-    copied.payload < present.payload && copied.bytes() < present.bytes()
+    let saved = present.payload.saturating_sub(copied.payload);
+    saved > 0 && copied.payload <= saved * DEDUP_COPIES_MAX && copied.bytes() < present.bytes()
 }
 
 #[cfg(test)]

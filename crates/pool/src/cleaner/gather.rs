@@ -72,18 +72,21 @@ impl Shared {
         let mut at = blocks.start;
         // Follow the lengths in the headers, so that payload is never parsed as a header.
         while at < blocks.end {
-            let header = self.storage.read_one(at).await?;
-            let decoded = match ChunkHeader::decode(&header, at, layout) {
-                // The other copy may have it.
-                Err(_) if self.storage.pairs.is_some() => self.read_other_header(at).await,
-                decoded => decoded.ok(),
-            };
-            let Some(header) = decoded else { break };
+            let Some(header) = self.header_at(at).await? else { break };
             let end = at + header.blocks();
             self.clean_chunk(&header, copies).await?;
             at = end;
         }
         Ok(())
+    }
+
+    /// The chunk header in a block; `None` if no copy has one.
+    pub(super) async fn header_at(&self, at: u64) -> Result<Option<ChunkHeader>, IoError> {
+        let header = self.storage.read_one(at).await?;
+        Ok(match ChunkHeader::decode(&header, at, &self.storage.layout) {
+            Err(_) if self.storage.pairs.is_some() => self.read_other_header(at).await,
+            decoded => decoded.ok(),
+        })
     }
 
     /// Repairs a chunk header from the other copy.

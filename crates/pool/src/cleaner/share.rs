@@ -93,6 +93,8 @@ struct Scan {
     /// Chunk of the block that an entry of the index names.
     last: LastHeader,
     slices: WorkSlices,
+    /// True if copies were skipped because the pool has no room for them now.
+    lacks_segments: bool,
     /// Blocks that the copies save.
     shared_blocks: usize,
 }
@@ -157,19 +159,23 @@ impl Shared {
             Ok(()) => self.write_copies(&mut scan.copies, true).await,
             failed => failed,
         };
-        let Scan { index, fingerprints, copies, shared_blocks, .. } = scan;
+        let Scan { index, fingerprints, copies, lacks_segments, shared_blocks, .. } = scan;
         {
+            let segment_blocks = u64::from(self.storage.layout.segment_blocks());
             let mut state = self.state.lock();
             state.dedup.return_index((fingerprints, index));
             // What had no room is scanned again after the checkpoint.
             let is_again = copies.blocks > 0 && copies.skipped;
             match end {
                 StepEnd::Scanned if is_again => state.dedup.scan_later(segment, None),
+                StepEnd::Scanned | StepEnd::At(_) if lacks_segments => {
+                    let until = state.host_blocks + segment_blocks;
+                    state.dedup.pause_until(until);
+                }
                 StepEnd::Scanned => state.dedup.scanned(segment),
                 StepEnd::At(at) => state.dedup.scan_later(segment, Some(at).filter(|_| !is_again)),
                 StepEnd::Unreadable => {
-                    let segment = u64::from(self.storage.layout.segment_blocks());
-                    let until = state.host_blocks + segment;
+                    let until = state.host_blocks + segment_blocks;
                     state.dedup.pause_until(until);
                 }
             }
@@ -228,6 +234,7 @@ impl Shared {
             copied: BTreeSet::new(),
             last: None,
             slices: WorkSlices::default(),
+            lacks_segments: false,
             shared_blocks: 0,
         };
         Some((segment, scan))
@@ -241,8 +248,7 @@ impl Shared {
         let mut at = from.chunk;
         while at < blocks.end {
             let scanned = if at == from.chunk { from.pieces } else { 0 };
-            let header = self.storage.read_one(at).await?;
-            let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
+            let Some(header) = self.header_at(at).await? else { break };
             let contents = Contents::of(&header);
             let mut payload = None;
             for (number, named) in (1..).zip(&contents.named).skip(scanned) {
@@ -454,8 +460,10 @@ impl Shared {
                 continue;
             }
             let parts: Vec<_> = copied.iter().flat_map(|copied| &copied.parts).cloned().collect();
-            if !copies.has_room(&parts) || !self.has_segments(copies) {
+            let has_segments = self.has_segments(copies);
+            if !copies.has_room(&parts) || !has_segments {
                 copies.skipped = true;
+                scan.lacks_segments |= !has_segments;
                 continue;
             }
             let of = |index: &usize| of_snapshots(&places[*index].0, &places[*index].1);

@@ -145,6 +145,11 @@ impl ScanProgress {
         self.resume_at = host_blocks;
     }
 
+    /// Ends such a pause: the pool has more room.
+    pub(crate) fn resume(&mut self) {
+        self.resume_at = 0;
+    }
+
     /// The next segment to scan, among those for which `can_scan`.
     pub(crate) fn next(&mut self, can_scan: impl Fn(u32) -> bool) -> Option<u32> {
         let count = self.scanned.len();
