@@ -138,3 +138,26 @@ fn equal_blocks_of_different_domains_stay_apart() {
         .collect();
     assert_eq!(pack(&pieces), (6, 4, vec![3, 3]));
 }
+
+/// Dead blocks of a unit take space that repacking frees, too.
+#[test]
+fn only_what_sharing_saves_counts_as_shared() {
+    let mut unit = piece(100, &[1, 1, 2, 2, 3, 3, 4, 4], domain(""));
+    unit.piece.parts.iter_mut().skip(4).for_each(|part| part.live = None);
+    unit.blocks.truncate(4 * BLOCK_BYTES);
+    let pieces = [unit, piece(200, &[1], domain(""))];
+    let found = clusters(&pieces);
+    let [cluster] = &found[..] else { panic!("{found:?}") };
+    let copied: Vec<_> = cluster.groups.iter().flat_map(|group| packed(&pieces, group)).collect();
+    let (present, taken) = (present_size(&pieces, cluster), copied_size(&copied));
+    assert_eq!((present.payload, taken.payload), (5, 3));
+    assert_eq!(shared_blocks(&pieces, cluster, present, taken), 1);
+}
+
+#[test]
+fn many_copies_that_save_one_block_are_no_gain() {
+    let size = |count: u16| Size::of(&ChunkRecord::Data { volume: 1, block: 0, count });
+    assert!(is_gain(size(17), size(16)));
+    assert!(!is_gain(size(18), size(17)));
+    assert!(!is_gain(size(16), size(16)));
+}

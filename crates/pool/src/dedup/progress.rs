@@ -292,6 +292,8 @@ mod tests {
         progress.segments_changed(7, |_| true);
         progress.pause_until(9);
         assert!(!progress.is_due(8) && progress.is_due(9));
+        progress.resume();
+        assert!(progress.is_due(8));
     }
 
     #[test]

@@ -92,7 +92,8 @@ pub struct PoolStatus {
     pub cleaned_segments: u64,
     /// Live blocks that the cleaner copied since the opening.
     pub copied_blocks: u64,
-    /// Bytes that sharing equal blocks freed since the opening.
+    /// Bytes that sharing equal blocks freed since the opening, when they were copied: what is
+    /// overwritten, or stored apart again, still counts.
     pub deduplicated_bytes: u64,
     /// State of deduplication, if a volume has it on.
     pub dedup: Option<DedupStatus>,
