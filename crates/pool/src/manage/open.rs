@@ -22,6 +22,7 @@ use super::pool::Pool;
 use super::shared::Opened;
 use super::space::Sizes;
 use crate::error::PoolError;
+use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
 use crate::log::device::LogDevice;
 use crate::log::position::Position;
@@ -57,14 +58,15 @@ pub struct OpenOptions {
 
 /// Handling of absent devices of a pool with redundancy that may have later writes than the present
 /// ones: nothing on a device says that it failed, so the other one may have continued without it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AbsentLegs {
     /// Refuse the pool ([`PoolError::AbsentLeg`]).
     #[default]
     Refuse,
-    /// Open the pool as it is on the present devices. Later writes of absent ones are lost; if
-    /// there are any, a later opening with both is refused ([`PoolError::UsedApart`]).
-    GiveUp,
+    /// Open the pool as it is on the present devices, if only these legs are absent. Their later
+    /// writes are lost; if there are any, a later opening with both is refused
+    /// ([`PoolError::UsedApart`]).
+    GiveUp(Vec<PoolId>),
 }
 
 /// Handling of the tail of a lost log device.
@@ -271,9 +273,12 @@ pub(super) async fn find_devices(
     let (mut storage, superblock, is_log_current) = assemble(&found)?;
     options.expected.check(&superblock, devices)?;
     let unproven = storage.pairs.as_ref().map(|pairs| pairs.unproven()).unwrap_or_default();
-    if let (Some(id), AbsentLegs::Refuse) = (unproven.first(), options.absent) {
-        let pool = superblock.name.clone();
-        return Err(PoolError::AbsentLeg { pool, id: *id });
+    let is_accepted = |id: &PoolId| match &options.absent {
+        AbsentLegs::Refuse => false,
+        AbsentLegs::GiveUp(accepted) => accepted.contains(id),
+    };
+    if let Some(id) = unproven.into_iter().find(|id| !is_accepted(id)) {
+        return Err(PoolError::AbsentLeg { pool: superblock.name, id });
     }
     let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
     let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {

@@ -53,7 +53,8 @@ pub(crate) async fn crashed(disk: &Disk) -> Disk {
 }
 
 pub(crate) async fn open_any(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
-    let options = OpenOptions { absent: AbsentLegs::GiveUp, ..OpenOptions::default() };
+    let unproven = Pool::examine(&devices).await.map(|found| found.unproven).unwrap_or_default();
+    let options = OpenOptions { absent: AbsentLegs::GiveUp(unproven), ..OpenOptions::default() };
     Pool::open_with(devices, &options).await
 }
 

@@ -32,7 +32,9 @@ fn leg_that_was_left_behind_needs_consent() {
         holds(&pool.open_volume("db").unwrap(), 2).await;
         drop(pool);
         // With consent, the writes of the other leg are given up.
-        let options = OpenOptions { absent: AbsentLegs::GiveUp, ..OpenOptions::default() };
+        let found = Pool::examine(std::slice::from_ref(&b.named)).await.unwrap();
+        let absent = AbsentLegs::GiveUp(found.unproven);
+        let options = OpenOptions { absent, ..OpenOptions::default() };
         let pool = Pool::open_with(vec![b.named.clone()], &options).await.unwrap();
         let volume = pool.open_volume("db").unwrap();
         holds(&volume, 1).await;

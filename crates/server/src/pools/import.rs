@@ -143,7 +143,7 @@ impl Server {
         let loss = loss(name, identity, self.pools.registry.identity(name), copy);
         let absent = match unproven.is_empty() {
             true => AbsentLegs::Refuse,
-            false => AbsentLegs::GiveUp,
+            false => AbsentLegs::GiveUp(unproven.clone()),
         };
         let parts = [loss, absent_loss(&unproven)];
         let loss = parts.into_iter().flatten().reduce(|one, other| format!("{one}; and {other}"));

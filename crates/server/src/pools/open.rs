@@ -39,14 +39,14 @@ fn is_same(one: &str, other: &str) -> bool {
 }
 
 /// Consent of an operator to losses at an opening.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct OperatorConsent {
     /// Gives up writes that only the log device had.
     pub(super) lost_tail: bool,
     /// Identity that the operator accepted: allows an older copy than recorded, or another pool of
     /// this name, with this update or a later one.
     pub(super) devices: Option<PoolIdentity>,
-    /// Gives up writes that only absent devices may have.
+    /// Gives up writes that only these absent devices may have.
     pub(super) absent: AbsentLegs,
 }
 
@@ -180,7 +180,7 @@ impl Pools {
                 tail,
                 expected: expected.clone(),
                 mirrored,
-                absent: consent.absent,
+                absent: consent.absent.clone(),
             };
             Box::pin(Pool::open_with(devices.clone(), &options)).await
         };
@@ -396,7 +396,7 @@ impl Pools {
                 first.get_or_insert_with(|| silent().into());
                 continue;
             }
-            match Box::pin(self.open(name, paths, log.as_ref(), consent)).await {
+            match Box::pin(self.open(name, paths, log.as_ref(), consent.clone())).await {
                 Ok(pool) => return Ok(pool),
                 Err(error) if matches!(error.cause, Some(ClosedCause::Full { .. })) => {
                     first = Some(error)
@@ -484,7 +484,7 @@ mod tests {
             let examined = examine(&paths).await.unwrap().identity;
             std::fs::copy(&old, &disk).unwrap();
             let consent = OperatorConsent { devices: Some(examined), ..OperatorConsent::default() };
-            let refused = pools.open("fast", &paths, None, consent).await.map(drop);
+            let refused = pools.open("fast", &paths, None, consent.clone()).await.map(drop);
             let reason = refused.map_err(|error| error.reason).unwrap_err();
             assert!(reason.contains("is an old copy"), "{reason}");
             let consent = OperatorConsent {
