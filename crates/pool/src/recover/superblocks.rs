@@ -130,6 +130,10 @@ pub(crate) async fn read_superblocks(
                 }
             }
             Ok(own) => found.push((named.clone(), own)),
+            // A later program may have continued on this device alone.
+            Err(PoolError::Superblock { device, reason: reason @ FormatError::Version(_) }) => {
+                return Err(PoolError::Superblock { device, reason });
+            }
             Err(error) => {
                 if has_redundancy {
                     tracing::error!(%error, "a device of a pool with redundancy cannot be used");
