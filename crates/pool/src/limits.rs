@@ -8,6 +8,10 @@ pub const BLOCK_BYTES: usize = 4096;
 /// Most devices of a pool.
 pub const DEVICES_MAX: usize = 16;
 
+/// Devices that a pool may have had since it was opened, with those that took the places of removed
+/// ones. Each keeps a handle, of a few hundred bytes.
+pub const DEVICES_OPENED_MAX: usize = 32;
+
 /// Blocks per segment: 64 KiB to 32 MiB.
 pub const SEGMENT_BLOCKS: std::ops::RangeInclusive<u32> = 16..=8192;
 

@@ -1,14 +1,14 @@
 //! Storage: the devices of a pool, addressed by blocks of the pool, and their superblocks.
 
 use std::ops::Index;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use flagstone_blockdev::window::run_all;
 use flagstone_blockdev::{IoError, IoFuture, NullDevice, ReopenableDevice, SharedDevice};
 use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
-use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX, DEVICES_OPENED_MAX};
 use crate::log::device::LogDevice;
 use crate::ondisk::entry::MapEntry;
 use crate::ondisk::layout::PoolLayout;
@@ -29,11 +29,18 @@ pub struct NamedDevice {
 }
 
 /// Devices in the order of the device table. Devices may be added at any time; removed ones keep
-/// their positions.
+/// their positions until another device gets them.
 #[derive(Debug, Default)]
-pub(crate) struct Devices([OnceLock<Slot>; DEVICES_MAX]);
+pub(crate) struct Devices {
+    /// All devices since the opening, in the order in which they came.
+    slots: [OnceLock<Slot>; DEVICES_OPENED_MAX],
+    /// Slot of each position.
+    table: [AtomicUsize; DEVICES_MAX],
+    /// Positions.
+    count: AtomicUsize,
+}
 
-/// A place in the device table.
+/// A device since the opening.
 #[derive(Debug)]
 struct Slot {
     /// Refers to `handle`.
@@ -45,7 +52,17 @@ struct Slot {
 
 impl Devices {
     fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.0.iter().map_while(OnceLock::get)
+        (0..self.count.load(Ordering::Acquire)).map(|index| self.slot(index))
+    }
+
+    fn slot(&self, index: usize) -> &Slot {
+        let slot = self.table[index].load(Ordering::Acquire);
+        self.slots[slot].get().expect("the layout has as many devices")
+    }
+
+    /// True if the pool can get another device before it is opened again.
+    pub(crate) fn has_slot(&self) -> bool {
+        self.slots.iter().any(|slot| slot.get().is_none())
     }
 
     /// Devices that were not removed, with their positions in the device table.
@@ -77,12 +94,25 @@ impl Devices {
 
     /// Adds a device after the others. Only one task at a time may call this.
     pub(crate) fn push(&self, named: NamedDevice) {
+        self.put(self.count.load(Ordering::Acquire), named);
+    }
+
+    /// Adds a device at the end, or in the place of a removed one. Only one task at a time may call
+    /// this.
+    ///
+    /// # Panics
+    /// Unless [`Devices::has_slot`].
+    pub(crate) fn put(&self, index: usize, named: NamedDevice) {
         let NamedDevice { name, device } = named;
         let handle = ReopenableDevice::new(device);
         let named = NamedDevice { name, device: handle.clone() };
         let slot = Slot { named, handle, removed: Arc::default() };
-        let set = self.0[self.slots().count()].set(slot);
+        let free = self.slots.iter().position(|slot| slot.get().is_none());
+        let free = free.expect("there is a free slot");
+        let set = self.slots[free].set(slot);
         set.expect("one task at a time adds devices");
+        self.table[index].store(free, Ordering::Release);
+        self.count.fetch_max(index + 1, Ordering::AcqRel);
     }
 
     /// Adds the position of a removed device.
@@ -95,7 +125,7 @@ impl Devices {
 
     /// Closes a device to which no segment or read refers.
     pub(crate) fn release(&self, index: usize) {
-        let slot = self.0[index].get().expect("it is in the table");
+        let slot = self.slot(index);
         slot.removed.store(true, Ordering::Release);
         slot.handle.close();
     }
@@ -113,7 +143,7 @@ impl Index<usize> for Devices {
     type Output = NamedDevice;
 
     fn index(&self, index: usize) -> &NamedDevice {
-        &self.0[index].get().expect("the layout has as many devices").named
+        &self.slot(index).named
     }
 }
 

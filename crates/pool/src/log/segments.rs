@@ -27,7 +27,7 @@ enum Use {
 pub struct Segments {
     uses: Vec<Use>,
     free: BTreeSet<u32>,
-    /// Segments of removed devices, which are never used again.
+    /// Segments of removed devices.
     withheld: Vec<Range<u32>>,
     /// Segments of an evacuated device: used only if no others are free, so that a checkpoint never
     /// lacks space that the pool has.
@@ -134,6 +134,21 @@ impl Segments {
         self.withheld.push(range);
     }
 
+    /// Uses the segments of a removed device, whose place another one has got.
+    pub fn restore(&mut self, range: Range<u32>) {
+        self.withheld.retain(|withheld| *withheld != range);
+        self.end_withholding(range);
+    }
+
+    fn end_withholding(&mut self, range: Range<u32>) {
+        for segment in range {
+            if self.uses[segment as usize] == Use::Withheld {
+                self.uses[segment as usize] = Use::Free;
+                self.free.insert(segment);
+            }
+        }
+    }
+
     /// Uses segments of a range only if no others are free.
     pub fn drain(&mut self, range: Range<u32>) {
         assert!(self.drained.is_none(), "one device at a time is evacuated");
@@ -153,14 +168,9 @@ impl Segments {
     /// Ends [`Segments::drain`]: the device is used as before, or was removed.
     pub fn end_drain(&mut self, removed: bool) {
         let Some(range) = self.drained.take() else { return };
-        if removed {
-            return self.withheld.push(range);
-        }
-        for segment in range {
-            if self.uses[segment as usize] == Use::Withheld {
-                self.uses[segment as usize] = Use::Free;
-                self.free.insert(segment);
-            }
+        match removed {
+            true => self.withheld.push(range),
+            false => self.end_withholding(range),
         }
     }
 
@@ -221,12 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn removed_segments_are_not_used_again() {
+    fn removed_segments_wait_for_another_device() {
         let mut segments = Segments::new(4, &[0], |_| false);
         segments.withhold(1..2);
         segments.drain(2..3);
         segments.end_drain(true);
         assert_eq!((segments.take(), segments.take()), (Some(3), None));
+        segments.restore(2..3);
+        assert_eq!((segments.free(), segments.take(), segments.take()), (1, Some(2), None));
     }
 
     #[test]

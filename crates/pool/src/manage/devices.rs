@@ -1,7 +1,8 @@
 //! Devices: growth of an open pool by a device, and removal of a device.
 //!
 //! Invariants:
-//! - the numbers of segments never change: those of a removed device stay unused;
+//! - the numbers of segments never change: those of a removed device stay unused until a device
+//!   gets its place in a full table;
 //! - the device table changes by an update of the superblock, while no checkpoint runs. A new
 //!   device gets copies 0 and 1 of that update before any other device: after a crash, either the
 //!   new device has two copies, and the opening completes the update, or the other devices are a
@@ -35,7 +36,7 @@ use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offset};
 use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::recover::superblocks::read_superblock;
-use crate::storage::{NamedDevice, write_block};
+use crate::storage::{NamedDevice, Storage, write_block};
 
 /// Reason why a device cannot be added or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,9 +49,18 @@ pub enum DeviceOrderError {
     Order(#[from] VolumeError),
     /// The pool has the most devices or segments.
     #[error(
-        "the pool cannot have this device too: it has at most 16 devices, removed ones included, and 16,777,216 segments"
+        "the pool cannot have this device too: it has at most 16 devices, with removed ones whose \
+         place only a device of their size or more can take, and 16,777,216 segments"
     )]
     TooMany,
+    /// The pool was opened long ago.
+    #[error(
+        "pool {pool} has got the most devices since it was opened: flagstone pool reopen {pool} comes first"
+    )]
+    Reopen {
+        /// Name of the pool.
+        pool: String,
+    },
     /// A pool without redundancy has no other copy.
     #[error(
         "pool {pool} has one copy of everything: flagstone pool grow and remove-device replace a device"
@@ -70,12 +80,19 @@ pub enum DeviceOrderError {
         /// Name of the device.
         device: String,
     },
-    /// Pools with redundancy keep their devices.
+    /// Pools with redundancy keep their devices, and grow by pairs.
     #[error(
-        "pool {pool} has two copies of everything: its devices are not added or removed, only \
-         replaced, with flagstone pool replace-device"
+        "pool {pool} has two copies of everything: its devices are added in pairs, with flagstone \
+         pool grow {pool} DEVICE DEVICE, and not removed, only replaced, with flagstone pool \
+         replace-device"
     )]
     Redundant {
+        /// Name of the pool.
+        pool: String,
+    },
+    /// A pool without redundancy grows by one device.
+    #[error("pool {pool} has one copy of everything: add one device at a time")]
+    NoPairs {
         /// Name of the pool.
         pool: String,
     },
@@ -202,10 +219,13 @@ impl Pool {
         &self,
         new: &NamedDevice,
         overwrite: bool,
-    ) -> Result<DeviceRecord, DeviceOrderError> {
+    ) -> Result<AddedDevice, DeviceOrderError> {
         let shared = self.shared();
         let superblock = shared.state.lock().superblock.clone();
         check_single(&superblock)?;
+        if !shared.storage.devices.has_slot() {
+            return Err(DeviceOrderError::Reopen { pool: shared.name.clone() });
+        }
         let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
         // With a log device, hosts see only the cache of the log device.
         let is_seen = shared.storage.log.is_none();
@@ -234,32 +254,40 @@ impl Pool {
         let order = self.order(OrderKind::Deletion).await?;
         let shared = self.shared();
         let device = new.name.clone();
-        let record = self.check_growth(&new, overwrite).await?;
+        let added = self.check_growth(&new, overwrite).await?;
         let turn = self.maintenance_turn().await?;
         wipe(&new).await?;
         // Marks of the log device wait until this update ends.
         let update = shared.update_turn().await.map_err(VolumeError::Io)?;
-        let superblock = shared.next_update(|superblock| superblock.devices.push(record));
-        let index = superblock.devices.len() - 1;
-        let first = write_first_copies(&new, index, &superblock).await;
+        let superblock = shared.next_update(|superblock| added.add_to(superblock));
+        let first = write_first_copies(&new, added.index, &superblock).await;
         first.map_err(|error| PoolError::Device { device, error })?;
-        shared.storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
-        shared.storage.devices.push(new);
-        self.write_table(&update, &superblock, Some(index)).await.map_err(VolumeError::Io)?;
-        {
-            let mut state = shared.state.lock();
-            let segments = record.segments as usize;
-            state.usage.extend(segments);
-            state.meta_usage.extend(segments);
-            state.segments.extend(record.segments);
-            let layout = &shared.storage.layout;
-            let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
-            state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
-            state.expect_gain();
-        }
+        added.attach(&shared.storage, new)?;
+        let written = self.write_table(&update, &superblock, Some(added.index)).await;
+        written.map_err(VolumeError::Io)?;
+        self.use_segments(added.index);
         drop((update, turn, order));
         shared.progress.notify();
         Ok(())
+    }
+
+    /// Begins to use the segments of an added device.
+    pub(super) fn use_segments(&self, index: usize) {
+        let shared = self.shared();
+        let layout = &shared.storage.layout;
+        let range = layout.segments_on(index);
+        let mut state = shared.state.lock();
+        match range.start as usize == state.segments.count() {
+            true => {
+                state.usage.extend(range.len());
+                state.meta_usage.extend(range.len());
+                state.segments.extend(range.len() as u32);
+            }
+            false => state.segments.restore(range),
+        }
+        let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
+        state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
+        state.expect_gain();
     }
 
     /// Writes a superblock with a changed table. A new device already has copies 0 and 1.
@@ -540,6 +568,63 @@ fn check_single(superblock: &Superblock) -> Result<(), DeviceOrderError> {
     }
 }
 
+/// A new device, and its position in the device table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AddedDevice {
+    pub(super) index: usize,
+    pub(super) record: DeviceRecord,
+}
+
+impl AddedDevice {
+    /// After the other devices, or in the place of a removed one, whose segments keep their
+    /// numbers. The rest of a larger device stays unused.
+    ///
+    /// # Errors
+    /// [`DeviceOrderError::TooMany`]
+    fn new(
+        devices: &[DeviceRecord],
+        record: DeviceRecord,
+    ) -> Result<AddedDevice, DeviceOrderError> {
+        let total: u64 = devices.iter().chain([&record]).map(|own| u64::from(own.segments)).sum();
+        if devices.len() < DEVICES_MAX && total <= u64::from(SEGMENTS_MAX) {
+            return Ok(AddedDevice { index: devices.len(), record });
+        }
+        let is_fitting = |own: &DeviceRecord| own.is_removed() && own.segments <= record.segments;
+        let removed = devices.iter().enumerate().filter(|(_, own)| is_fitting(own));
+        let (index, place) =
+            removed.max_by_key(|(_, own)| own.segments).ok_or(DeviceOrderError::TooMany)?;
+        let record = DeviceRecord { segments: place.segments, ..record };
+        Ok(AddedDevice { index, record })
+    }
+
+    /// Adds the device to the table of an update.
+    pub(super) fn add_to(&self, superblock: &mut Superblock) {
+        match superblock.devices.get_mut(self.index) {
+            Some(place) => *place = self.record,
+            None => superblock.devices.push(self.record),
+        }
+    }
+
+    /// Adds the device to the storage.
+    ///
+    /// # Errors
+    /// [`DeviceOrderError::TooMany`]
+    pub(super) fn attach(
+        &self,
+        storage: &Storage,
+        new: NamedDevice,
+    ) -> Result<(), DeviceOrderError> {
+        match self.index < storage.layout.devices() {
+            true => storage.layout.restore(self.index),
+            false => {
+                storage.layout.push(&self.record).map_err(|_| DeviceOrderError::TooMany)?;
+            }
+        }
+        storage.devices.put(self.index, new);
+        Ok(())
+    }
+}
+
 /// Checks that a device can be added to a pool.
 ///
 /// # Errors
@@ -548,12 +633,9 @@ pub(super) async fn check_addition(
     new: &NamedDevice,
     superblock: &Superblock,
     overwrite: bool,
-) -> Result<DeviceRecord, DeviceOrderError> {
+) -> Result<AddedDevice, DeviceOrderError> {
     check_single(superblock)?;
     let Superblock { segment_blocks, devices, pool, .. } = superblock;
-    if devices.len() == DEVICES_MAX {
-        return Err(DeviceOrderError::TooMany);
-    }
     // A second name of a device of the pool is refused, even with `overwrite`.
     if let Ok(found) = read_superblock(new).await
         && found.superblock.pool == *pool
@@ -563,12 +645,7 @@ pub(super) async fn check_addition(
         let reason = "it is a device of this pool already, or a copy of one";
         return Err(PoolError::Unsuitable { device, reason }.into());
     }
-    let record = check_device(new, *segment_blocks, overwrite).await?;
-    let total: u64 = devices.iter().chain([&record]).map(|own| u64::from(own.segments)).sum();
-    match total > u64::from(SEGMENTS_MAX) {
-        true => Err(DeviceOrderError::TooMany),
-        false => Ok(record),
-    }
+    AddedDevice::new(devices, check_device(new, *segment_blocks, overwrite).await?)
 }
 
 /// Writes copies 0 and 1 of a new device. They are not rewritten before copies 2 and 3 are written:

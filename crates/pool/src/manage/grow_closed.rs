@@ -9,12 +9,12 @@
 use flagstone_blockdev::IoError;
 
 use super::create::wipe;
-use super::devices::{DeviceOrderError, check_addition, write_first_copies};
+use super::devices::{AddedDevice, DeviceOrderError, check_addition, write_first_copies};
 use super::open::{FoundDevices, LogUse, OpenOptions, find_devices};
 use super::pool::Pool;
 use crate::error::PoolError;
 use crate::limits::SEGMENTS_MIN;
-use crate::ondisk::superblock::{DeviceRecord, Superblock};
+use crate::ondisk::superblock::Superblock;
 use crate::recover::repair::repair;
 use crate::storage::NamedDevice;
 
@@ -24,15 +24,15 @@ async fn check_growth(
     options: &OpenOptions,
     new: &NamedDevice,
     overwrite: bool,
-) -> Result<(FoundDevices, DeviceRecord), DeviceOrderError> {
+) -> Result<(FoundDevices, AddedDevice), DeviceOrderError> {
     // Without a tail, the log device is not opened: a blank one may belong to something else.
     let found = find_devices(devices, options, LogUse::Detach).await?;
-    let record = check_addition(new, &found.superblock, overwrite).await?;
-    if record.segments < SEGMENTS_MIN {
+    let added = check_addition(new, &found.superblock, overwrite).await?;
+    if added.record.segments < SEGMENTS_MIN {
         let reason = "the first checkpoint of a full pool needs 32 segments, of 8 MiB by default";
         return Err(PoolError::Unsuitable { device: new.name.clone(), reason }.into());
     }
-    Ok((found, record))
+    Ok((found, added))
 }
 
 impl Pool {
@@ -63,17 +63,16 @@ impl Pool {
         new: NamedDevice,
         overwrite: bool,
     ) -> Result<(), DeviceOrderError> {
-        let (found, record) = check_growth(devices, options, &new, overwrite).await?;
+        let (found, added) = check_growth(devices, options, &new, overwrite).await?;
         let FoundDevices { storage, superblock, superblocks, .. } = found;
         repair(&storage, &superblock, &superblocks).await?;
         wipe(&new).await?;
         let mut next = Superblock { update: superblock.update + 1, ..superblock };
-        next.devices.push(record);
-        let (index, device) = (next.devices.len() - 1, new.name.clone());
+        added.add_to(&mut next);
+        let (index, device) = (added.index, new.name.clone());
         let failure = |error: IoError| PoolError::Device { device: device.clone(), error };
         write_first_copies(&new, index, &next).await.map_err(failure)?;
-        storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
-        storage.devices.push(new);
+        added.attach(&storage, new)?;
         let written = storage.write_superblock_after(&next, Some(index)).await;
         written.map(drop).map_err(|error| {
             let device = format!("a device of pool {}", next.name);
@@ -174,6 +173,29 @@ mod tests {
         block_on(async {
             let (device, small, new) =
                 (memory("/a", 256), memory("/b", SEGMENTS_MIN.into()), memory("/c", SEGMENTS));
+    /// Such a pool could not be opened again.
+    #[test]
+    fn full_pool_with_two_copies_opens_with_an_added_pair() {
+        block_on(async {
+            let own = [memory("/a", SEGMENTS), memory("/b", SEGMENTS)];
+            full_pool(&own, None, 0, 0).await;
+            let refused = Pool::open(own.to_vec()).await.unwrap_err();
+            assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+            let grow = async |new: &[NamedDevice; 2]| {
+                let (options, overwrite) = (OpenOptions::default(), [false; 2]);
+                Pool::grow_closed_by_pair(&own, &options, new.clone(), overwrite).await
+            };
+            let small = grow(&[memory("/c", 8), memory("/d", 64)]).await.unwrap_err();
+            assert!(small.to_string().contains("32 segments"), "{small}");
+            let same = grow(&[own[0].clone(), memory("/d", 64)]).await;
+            assert!(same.unwrap_err().to_string().contains("already"));
+            let new = [memory("/c", SEGMENTS), memory("/d", SEGMENTS)];
+            grow(&new).await.unwrap();
+            opens_whole(&[own, new].concat(), None).await;
+        })
+        .unwrap();
+    }
+
             // Each page is a block, and a segment has 16.
             full_pool(&device, None, 3, 600).await;
             let (mut devices, options) = (vec![device], OpenOptions::default());

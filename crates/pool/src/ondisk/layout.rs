@@ -91,6 +91,11 @@ impl PoolLayout {
         self.removed.fetch_or(1 << device, Ordering::AcqRel);
     }
 
+    /// Gives the segments of a removed device to another one.
+    pub(crate) fn restore(&self, device: usize) {
+        self.removed.fetch_and(!(1 << device), Ordering::AcqRel);
+    }
+
     /// Number of devices, including removed ones.
     pub fn devices(&self) -> usize {
         self.devices.load(Ordering::Acquire)

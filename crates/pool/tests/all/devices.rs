@@ -480,3 +480,44 @@ fn unexpected_pool_is_refused_before_writes() {
     })
     .unwrap();
 }
+
+/// A pool whose devices were replaced 15 times could get no further one, also when it was closed
+/// because it was full.
+#[test]
+fn device_gets_the_place_of_a_removed_one() {
+    block_on(async {
+        let mut devices = vec![memory("/0", 64)];
+        let pool = Pool::create(devices.clone(), &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        for block in 0..BLOCKS {
+            write(&db, block, 1).await.unwrap();
+        }
+        for number in 1..20 {
+            let new = memory(&format!("/{number}"), 64 + number);
+            pool.grow(new.clone(), false).await.unwrap_or_else(|error| panic!("{number}: {error}"));
+            let old = std::mem::replace(&mut devices, vec![new]).remove(0);
+            let removed = remove(&pool, &old.name).await.unwrap();
+            release(&old, removed).await.unwrap();
+        }
+        assert_eq!(pool.status().devices, ["/19"]);
+        let small = pool.grow(memory("/small", 63), false).await.unwrap_err();
+        assert_eq!(small, DeviceOrderError::TooMany);
+        check(&pool, "before the reopening").await;
+        pool.close().await.unwrap();
+        drop((pool, db));
+        assert_eq!(damages(devices.clone()).await, [""; 0]);
+        let pool = Pool::open(devices.clone()).await.unwrap();
+        check(&pool, "after the reopening").await;
+        for number in 20..25 {
+            let new = memory(&format!("/{number}"), 84);
+            pool.grow(new.clone(), false).await.unwrap();
+            devices.push(new);
+        }
+        write(&pool.open_volume("db").unwrap(), 0, 1).await.unwrap();
+        pool.close().await.unwrap();
+        drop(pool);
+        let pool = Pool::open(devices).await.unwrap();
+        check(&pool, "after the growth").await;
+    })
+    .unwrap();
+}
