@@ -38,6 +38,8 @@ struct CheckDocument {
     live_bytes: u64,
     damages: u64,
     damage: Vec<DamageDocument>,
+    /// Devices of pairs whose copy was not checked.
+    unchecked_devices: Vec<String>,
 }
 
 async fn open(path: &Path) -> Result<NamedDevice, Failure> {
@@ -80,6 +82,7 @@ fn document(report: &CheckReport) -> CheckDocument {
         live_bytes: report.live_bytes,
         damages: report.damages,
         damage: report.damage.iter().map(DamageDocument::from).collect(),
+        unchecked_devices: report.unchecked.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -101,6 +104,9 @@ fn text(report: &CheckReport) -> String {
         report.replayed_chunks,
         report.damages
     );
+    for device in &report.unchecked {
+        let _ = writeln!(text, "not checked: device {device}, which is absent or is to be rebuilt");
+    }
     text
 }
 

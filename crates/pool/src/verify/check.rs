@@ -24,6 +24,7 @@ use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::MapEntry;
+use crate::ondisk::legs::LegState;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
 use crate::ondisk::unit::{BLOCK_WEIGHT_U64, UnitPlace};
@@ -62,6 +63,9 @@ pub struct CheckReport {
     pub damage: Vec<Damage>,
     /// Number of all damages.
     pub damages: u64,
+    /// Identifiers of the devices of pairs whose copy was not checked: they are absent, or lack
+    /// writes until they are rebuilt.
+    pub unchecked: Vec<PoolId>,
 }
 
 impl CheckReport {
@@ -148,6 +152,11 @@ impl Pool {
         };
         for (named, found) in &found {
             check_copies(named, found, &mut report);
+        }
+        if let Some(pairs) = &storage.pairs {
+            let legs = pairs.legs().into_iter();
+            let unchecked = legs.filter(|leg| leg.state != LegState::InSync || !leg.is_attached);
+            report.unchecked.extend(unchecked.map(|leg| leg.id));
         }
         let recent = Recent::new(Sizes::of(&storage.layout).recent, superblock.log);
         let (volume_table, trees) = (checkpoint.volume_table.clone(), checkpoint.trees.clone());

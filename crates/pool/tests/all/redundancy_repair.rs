@@ -153,3 +153,26 @@ fn check_reports_either_copy_and_writes_nothing() {
         .unwrap();
     }
 }
+
+/// A check without one device of a pair reported no damages, and not that it saw one copy.
+#[test]
+fn check_names_devices_that_it_did_not_see() {
+    block_on(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (pool, volume) = create(&[&a, &b]).await;
+        fill(&volume, 1).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        let check = async |disks: &[&Disk]| {
+            let devices = disks.iter().map(|disk| disk.named.clone()).collect();
+            Pool::check_devices(devices, &mut |_, _| {}).await.unwrap().unchecked
+        };
+        assert_eq!(check(&[&a, &b]).await, []);
+        let absent = Pool::examine(std::slice::from_ref(&a.named)).await.unwrap().missing;
+        assert_eq!((check(&[&a]).await, absent.len()), (absent.clone(), 1));
+        drop(open(&[&a]).await.unwrap());
+        // It came back, and lacks writes.
+        assert_eq!(check(&[&a, &b]).await, absent);
+    })
+    .unwrap();
+}
