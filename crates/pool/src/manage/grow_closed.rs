@@ -95,7 +95,7 @@ mod tests {
     use crate::manage::open::LostTail;
     use crate::ondisk::chunk::ChunkRecord;
     use crate::ondisk::page::FANOUT;
-    use crate::{CreateOptions, VolumeOptions};
+    use crate::{CreateOptions, Redundancy, VolumeOptions};
 
     const SEGMENTS: u64 = 64;
 
@@ -107,9 +107,14 @@ mod tests {
 
     /// Pool whose log takes all but `free` segments, with one written block in each of `pages` map
     /// pages.
-    async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>, free: usize, pages: u64) {
-        let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
-        let made = Pool::create_with_log(vec![device.clone()], log, &options).await;
+    async fn full_pool(devices: &[NamedDevice], log: Option<NamedDevice>, free: usize, pages: u64) {
+        let redundancy = match devices {
+            [_] => Redundancy::None,
+            _ => Redundancy::Mirror,
+        };
+        let options =
+            CreateOptions { segment_blocks: 16, redundancy, ..CreateOptions::new("fast") };
+        let made = Pool::create_with_log(devices.to_vec(), log, &options).await;
         let pool = made.unwrap();
         let size = VolumeOptions { size_bytes: 1 << 30, ..VolumeOptions::default() };
         let db = pool.create_volume("db", &size).await.unwrap();
@@ -151,7 +156,7 @@ mod tests {
     fn full_pool_opens_with_an_added_device() {
         block_on(async {
             let (device, new) = (memory("/a", SEGMENTS), memory("/b", SEGMENTS));
-            full_pool(&device, None, 0, 0).await;
+            full_pool(std::slice::from_ref(&device), None, 0, 0).await;
             let devices = [device.clone()];
             let refused = Pool::open(devices.to_vec()).await.unwrap_err();
             assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
@@ -168,11 +173,6 @@ mod tests {
         .unwrap();
     }
 
-    #[test]
-    fn pool_without_room_for_its_first_checkpoint_grows() {
-        block_on(async {
-            let (device, small, new) =
-                (memory("/a", 256), memory("/b", SEGMENTS_MIN.into()), memory("/c", SEGMENTS));
     /// Such a pool could not be opened again.
     #[test]
     fn full_pool_with_two_copies_opens_with_an_added_pair() {
@@ -196,8 +196,13 @@ mod tests {
         .unwrap();
     }
 
+    #[test]
+    fn pool_without_room_for_its_first_checkpoint_grows() {
+        block_on(async {
+            let (device, small, new) =
+                (memory("/a", 256), memory("/b", SEGMENTS_MIN.into()), memory("/c", SEGMENTS));
             // Each page is a block, and a segment has 16.
-            full_pool(&device, None, 3, 600).await;
+            full_pool(std::slice::from_ref(&device), None, 3, 600).await;
             let (mut devices, options) = (vec![device], OpenOptions::default());
             let mut free = Vec::new();
             for new in [small, new] {
@@ -222,7 +227,7 @@ mod tests {
             let memory = memory("/log", SEGMENTS);
             let (layer, control) = FaultLayer::new(memory.device, FaultConfig::default()).unwrap();
             let log = NamedDevice { name: memory.name, device: Arc::new(layer) };
-            full_pool(&device, Some(log.clone()), 0, 0).await;
+            full_pool(std::slice::from_ref(&device), Some(log.clone()), 0, 0).await;
             let options = OpenOptions { log: Some(log.clone()), ..OpenOptions::default() };
             let devices = [device.clone()];
             let refused = Pool::open_with(devices.to_vec(), &options).await.unwrap_err();

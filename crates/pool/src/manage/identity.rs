@@ -79,7 +79,7 @@ impl ExpectedPool {
 impl Pool {
     /// Devices that can still be added: removed ones keep their places.
     pub fn places_left(&self) -> usize {
-        DEVICES_MAX.saturating_sub(self.shared().state.lock().superblock.devices.len())
+        DEVICES_MAX.saturating_sub(self.shared().state.lock().superblock.table().len())
     }
 
     /// Identifier of the pool to which a device belongs. Writes nothing.

@@ -9,6 +9,7 @@ pub mod devices;
 mod dry_run;
 mod encryption;
 pub mod grow_closed;
+pub mod grow_pair;
 pub(crate) mod handle;
 pub mod identity;
 pub mod leg;

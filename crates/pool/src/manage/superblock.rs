@@ -14,6 +14,7 @@ use flagstone_blockdev::IoError;
 use super::shared::{Shared, State, Update};
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::superblock::{Superblock, TailVolumes};
+use crate::pairs::{AddError, AddedPair, Pairs};
 
 /// Right to update the superblock. Released on drop.
 pub(crate) struct SuperblockLock<'a>(&'a Shared);
@@ -39,14 +40,37 @@ impl SuperblockLock<'_> {
     ) -> Result<Superblock, IoError> {
         self.0.state.lock().update = Update::Writes;
         let written = self.0.storage.write_superblock_after(next, new).await;
-        self.0.state.lock().update = match &written {
-            Ok(_) => Update::Runs,
-            Err(error) => {
+        self.ended(written.as_ref().err());
+        written
+    }
+
+    /// Writes an update that adds a pair to a pool with redundancy, and returns it as written.
+    ///
+    /// # Errors
+    /// [`AddError`].
+    pub(crate) async fn add_pair(
+        &self,
+        pairs: &Pairs,
+        next: &Superblock,
+        added: &AddedPair,
+    ) -> Result<Superblock, AddError> {
+        self.0.state.lock().update = Update::Writes;
+        let written = pairs.add(next, added).await;
+        self.ended(match &written {
+            Ok(_) | Err(AddError::New { .. }) => None,
+            Err(AddError::Pool(error)) => Some(error),
+        });
+        written
+    }
+
+    fn ended(&self, error: Option<&IoError>) {
+        self.0.state.lock().update = match error {
+            None => Update::Runs,
+            Some(error) => {
                 tracing::error!(pool = self.0.name, %error, "superblock was not written");
                 Update::Over
             }
         };
-        written
     }
 }
 

@@ -11,6 +11,7 @@
 //! A call that a leg does not answer in time counts as failed. A write may still take effect later,
 //! so a device is not taken into use while it has writes in progress ([`WriteCalls`]).
 
+mod added;
 mod calls;
 mod device;
 mod leg;
@@ -18,6 +19,7 @@ mod pair;
 pub(crate) mod rebuild;
 mod repair;
 mod segment_sums;
+mod set;
 mod together;
 mod updates;
 
@@ -28,6 +30,7 @@ use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
+pub(crate) use self::added::{AddError, AddedPair};
 pub(crate) use self::calls::WriteCalls;
 pub(crate) use self::device::PairDevice;
 use self::leg::LegDevice;
@@ -35,6 +38,7 @@ pub(crate) use self::leg::LegStatus;
 use self::pair::Pair;
 use self::repair::ReadFaults;
 pub(crate) use self::repair::Repaired;
+use self::set::PairSet;
 use self::updates::LegChange;
 use crate::id::PoolId;
 use crate::ondisk::legs::{LEGS, LegRecord, LegState};
@@ -53,7 +57,7 @@ pub(crate) struct AttachedLeg {
 /// All pairs of a pool.
 #[derive(Debug)]
 pub(crate) struct Pairs {
-    pairs: Vec<Pair>,
+    pairs: PairSet,
     updates: Mutex<updates::Updates>,
     changed: SharedNotify,
     /// Reads that one leg failed and the other answered.
@@ -128,13 +132,14 @@ impl Pairs {
 
     /// The devices that the pairs are for the pool.
     pub(crate) fn devices(self: &Arc<Self>) -> Vec<NamedDevice> {
-        let device = |index: usize| {
-            let pair = &self.pairs[index];
-            let names = [0, 1].map(|leg| pair.device(leg).name().to_owned());
-            let device = Arc::new(PairDevice { pairs: self.clone(), index });
-            NamedDevice { name: names.join(" and "), device }
-        };
-        (0..self.pairs.len()).map(device).collect()
+        (0..self.pairs.len()).map(|index| self.pair_device(index)).collect()
+    }
+
+    /// The device that a pair is for the pool.
+    pub(crate) fn pair_device(self: &Arc<Self>, index: usize) -> NamedDevice {
+        let names = [0, 1].map(|leg| self.name(index, leg));
+        let device = Arc::new(PairDevice { pairs: self.clone(), index });
+        NamedDevice { name: names.join(" and "), device }
     }
 
     /// Attached legs by position in the device table. They get superblocks.
@@ -183,7 +188,8 @@ impl Pairs {
             let id = ids[position / LEGS][position % LEGS].id;
             self.device(*position).name() == name || id.to_string() == name
         };
-        (0..LEGS * self.pairs.len()).find(is_named)
+        // A pair that is being added is not in the table so far.
+        (0..LEGS * ids.len()).find(is_named)
     }
 
     /// Present device of the leg at this position.

@@ -52,7 +52,15 @@ pub(super) enum LegChange {
 }
 
 /// Right to write an update. Dropped before the update ended: no other follows.
-struct UpdateTurn<'a>(&'a Pairs);
+pub(super) struct UpdateTurn<'a>(&'a Pairs);
+
+impl UpdateTurn<'_> {
+    /// Ends the turn: every leg in sync has the update `last`, and none has another one.
+    pub(super) fn end(self, last: Superblock) {
+        let mut updates = self.0.updates.lock();
+        (updates.last, updates.state) = (last, UpdateState::Idle);
+    }
+}
 
 impl Drop for UpdateTurn<'_> {
     fn drop(&mut self) {
@@ -125,6 +133,19 @@ impl Pairs {
         next: impl FnOnce(&Superblock) -> Option<Superblock>,
         change: Option<LegChange>,
     ) -> Result<Superblock, IoError> {
+        let (turn, mut last) = self.update_turn().await?;
+        if let Some(mut next) = next(&last) {
+            while !self.write_update(&mut next, &mut last, change.as_ref()).await? {}
+        }
+        turn.end(last.clone());
+        Ok(last)
+    }
+
+    /// Waits for the right to write an update; returns the last one, too.
+    ///
+    /// # Errors
+    /// After an update that failed or was dropped.
+    pub(super) async fn update_turn(&self) -> Result<(UpdateTurn<'_>, Superblock), IoError> {
         let begin = || {
             let mut updates = self.updates.lock();
             match updates.state {
@@ -134,16 +155,8 @@ impl Pairs {
             }
             Some(Ok(updates.last.clone()))
         };
-        let mut last = self.changed.wait_for(begin).await?;
-        let turn = UpdateTurn(self);
-        if let Some(mut next) = next(&last) {
-            while !self.write_update(&mut next, &mut last, change.as_ref()).await? {}
-        }
-        let mut updates = self.updates.lock();
-        (updates.last, updates.state) = (last.clone(), UpdateState::Idle);
-        drop(updates);
-        drop(turn);
-        Ok(last)
+        let last = self.changed.wait_for(begin).await?;
+        Ok((UpdateTurn(self), last))
     }
 
     /// True if the leg at this position has this device, and gets writes.
@@ -174,13 +187,13 @@ impl Pairs {
         next
     }
 
-    /// Writes one update; false if a leg failed, which the next one records.
-    async fn write_update(
+    /// Gives an update its number, and the records of the legs.
+    pub(super) fn prepare(
         &self,
         next: &mut Superblock,
-        last: &mut Superblock,
+        last: &Superblock,
         change: Option<&LegChange>,
-    ) -> Result<bool, IoError> {
+    ) {
         let is_absent = |pair: &Pair| pair.status().contains(&LegStatus::Absent);
         next.skipped = u64::from(self.pairs.iter().any(is_absent));
         next.update = next.update.max(last.update + 1) + next.skipped;
@@ -188,9 +201,34 @@ impl Pairs {
         for (device, pair) in next.devices.iter_mut().zip(&next.pairs) {
             *device = crate::ondisk::legs::device_of(pair, device.segments);
         }
+    }
+
+    /// Writes one update; false if a leg failed, which the next one records.
+    pub(super) async fn write_update(
+        &self,
+        next: &mut Superblock,
+        last: &mut Superblock,
+        change: Option<&LegChange>,
+    ) -> Result<bool, IoError> {
+        self.prepare(next, last, change);
+        self.write_prepared(next, last, self.pairs.len()).await
+    }
+
+    /// As [`Pairs::write_update`], of a prepared update. The pairs from `new` on have copies 0 and
+    /// 1 of it already.
+    pub(super) async fn write_prepared(
+        &self,
+        next: &Superblock,
+        last: &mut Superblock,
+        new: usize,
+    ) -> Result<bool, IoError> {
         let legs = self.writers();
         for phase in [0..2, 2..COPIES] {
-            self.write_copies(&legs, |_| (&*next, phase.clone().collect())).await?;
+            let copies = |position: usize| match position / LEGS >= new && phase.start == 0 {
+                true => (next, Vec::new()),
+                false => (next, phase.clone().collect()),
+            };
+            self.write_copies(&legs, copies).await?;
         }
         *last = next.clone();
         for (position, record) in next.pairs.iter().flatten().enumerate() {

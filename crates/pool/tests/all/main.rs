@@ -21,6 +21,7 @@ mod orders;
 mod redundancy;
 mod redundancy_absent;
 mod redundancy_crash;
+mod redundancy_grow;
 mod redundancy_hung;
 mod redundancy_repair;
 mod redundancy_replace;
