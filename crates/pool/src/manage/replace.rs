@@ -19,6 +19,16 @@ use crate::storage::NamedDevice;
 const UNENDED: &str = "earlier writes to it have not ended: try again when they have";
 
 impl Pool {
+    /// Closes the device of a missing leg, which `old` names as in [`Pool::check_replacement`]: the
+    /// same disk may replace it. A device with writes in progress stays open, and so locked.
+    pub fn close_missing(&self, old: &str) {
+        if let Some(pairs) = &self.shared().storage.pairs
+            && let Some(position) = pairs.position(old)
+        {
+            pairs.close_missing(position);
+        }
+    }
+
     /// Checks a device before it replaces `old`: the name of a device, or the identifier of a
     /// missing one. Writes nothing. Returns the position of the old device.
     ///

@@ -26,11 +26,16 @@ pub(crate) struct PairDevice {
 
 /// Stands for a leg that is not attached: every call fails.
 pub(super) fn absent(record: &LegRecord, geometry: Geometry) -> NamedDevice {
+    closed(format!("(missing: {})", record.id), geometry)
+}
+
+/// Device of which every call fails.
+pub(super) fn closed(name: String, geometry: Geometry) -> NamedDevice {
     let size_bytes = geometry.size_bytes;
     let device = NullDevice::new(size_bytes, geometry.block_bytes).expect("a possible device");
     let device = ReopenableDevice::new(Arc::new(device));
     device.close();
-    NamedDevice { name: format!("(missing: {})", record.id), device }
+    NamedDevice { name, device }
 }
 
 impl Pairs {

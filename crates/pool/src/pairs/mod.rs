@@ -241,6 +241,11 @@ impl Pairs {
         self.device(position).has_writes()
     }
 
+    /// Closes the device of a leg that is recorded as missing, if no write to it is in progress.
+    pub(crate) fn close_missing(&self, position: usize) {
+        self.pairs[position / LEGS].close_missing(position % LEGS);
+    }
+
     /// Gives the leg at this position another device, which is behind. A rebuild of the former
     /// device ends.
     ///

@@ -13,6 +13,7 @@ use flagstone_runtime::sync::SharedNotify;
 use flagstone_runtime::{buf, time};
 use parking_lot::Mutex;
 
+use super::device::closed;
 use super::leg::{LegDevice, LegStatus};
 use super::together::{LegCall, both};
 use crate::limits::{BLOCK_BYTES, LEG_ANSWER_TIME, LEG_TIME_LIMIT};
@@ -193,6 +194,18 @@ impl Pair {
     pub(super) fn replace(&self, leg: usize, device: Arc<LegDevice>) {
         let mut state = self.state.lock();
         (state.legs[leg], state.devices[leg]) = (LegStatus::Behind { copied: 0 }, device);
+    }
+
+    /// Drops the device of a leg that is recorded as missing, which unlocks it for another use. It
+    /// stays while it has writes in progress, which could overwrite later ones.
+    pub(super) fn close_missing(&self, leg: usize) {
+        let mut state = self.state.lock();
+        let own = state.devices[leg].clone();
+        if state.legs[leg] == LegStatus::Missing && !own.has_writes() {
+            let closed = LegDevice::new(closed(own.name().to_owned(), self.geometry));
+            *closed.failure.lock() = *own.failure.lock();
+            state.devices[leg] = closed;
+        }
     }
 
     /// Stops the use of a leg that failed, unless it is the only one in sync, or has another device

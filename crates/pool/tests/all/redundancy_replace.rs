@@ -61,6 +61,27 @@ async fn behind() -> (Disk, Disk) {
     (a, b)
 }
 
+/// Damages every second of the first 200 chunk headers, the one at the beginning included. The next
+/// opening needs the last ones.
+async fn rot_headers(disk: &Disk) {
+    let size = disk.memory.geometry().size_bytes;
+    let mut count = 0;
+    for offset in ((1 << 20)..size).step_by(BLOCK as usize) {
+        let memory = flagstone_runtime::buf::alloc(BLOCK as usize).await;
+        let read = disk.memory.read(offset, memory).await.unwrap();
+        if read.starts_with(b"FSPOOLC\n") {
+            count += 1;
+            if count % 2 == 1 && count < 200 {
+                let mut bad = read.to_vec();
+                bad[100] ^= 0xff;
+                let bad = flagstone_runtime::Buf::copy_of(&bad).unwrap();
+                disk.memory.write(offset, bad, false).await.unwrap();
+            }
+        }
+    }
+    assert!(count > 300);
+}
+
 fn simulated(test: impl Future<Output = ()> + 'static) {
     let sim = Simulation::new(1, SimConfig::default());
     let node = sim.add_node("server");
@@ -146,6 +167,91 @@ fn rebuild_keeps_blocks_that_only_its_target_has() {
         let (_pool, volume) = open(&[&b]).await.unwrap();
         holds(&volume, 1).await;
         assert_eq!(read(&volume, 999).await, Ok(2));
+    })
+    .unwrap();
+}
+
+/// A rebuild once copied damaged headers, and damaged blocks after them, over right ones.
+#[test]
+fn rebuild_keeps_headers_that_only_its_target_has() {
+    block_on(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (pool, volume) = create(&[&a, &b]).await;
+        fill(&volume, 1).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        rot_headers(&a).await;
+        let (pool, volume) = open(&[&a]).await.unwrap();
+        write(&volume, 999, 2).await.unwrap();
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        assert_eq!(rot(&a, 1).await, 300);
+        let (pool, volume) = open(&[&a, &b]).await.unwrap();
+        rebuilt(&pool).await;
+        holds(&volume, 1).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        let devices = vec![b.named.clone()];
+        let report = Pool::check_devices(devices, &mut |_, _| {}).await.unwrap();
+        assert_eq!(report.damage, []);
+        let (_pool, volume) = open(&[&b]).await.unwrap();
+        holds(&volume, 1).await;
+        assert_eq!(read(&volume, 999).await, Ok(2));
+    })
+    .unwrap();
+}
+
+/// A device that returned has blocks that have rotted on the other one meanwhile.
+#[test]
+fn device_that_is_behind_repairs_the_other() {
+    block_on(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let (pool, volume) = create(&[&a, &b]).await;
+        fill(&volume, 1).await;
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        let (pool, volume) = open(&[&a]).await.unwrap();
+        write(&volume, 999, 2).await.unwrap();
+        pool.close().await.unwrap();
+        drop((pool, volume));
+        assert_eq!(rot(&a, 1).await, 300);
+        let (gate, gated) = crate::gate::gated(&a);
+        // The first chunk header, which only the rebuild reads.
+        gate.hold(|call| call == Call::Read { offset: 1 << 20 });
+        let pool = Pool::open(vec![gated, b.named.clone()]).await.unwrap();
+        gate.holds_a_call().await;
+        holds(&pool.open_volume("db").unwrap(), 1).await;
+        gate.release();
+        rebuilt(&pool).await;
+        assert_eq!(pool.status().redundancy.unwrap().repaired_blocks, 300);
+    })
+    .unwrap();
+}
+
+/// The pool kept a failed device open, and so locked, until the device was replaced.
+#[test]
+fn missing_device_is_closed_for_its_replacement() {
+    block_on(async {
+        let (a, b) = (disk("/a"), disk("/b"));
+        let device = Arc::downgrade(&b.named.device);
+        let (gate, gated) = crate::gate::gated(&b);
+        let (memory, name) = (b.memory.clone(), b.named.name.clone());
+        let control = b.control.clone();
+        drop(b);
+        let options = crate::redundancy::options();
+        let pool = Pool::create(vec![a.named.clone(), gated], &options).await.unwrap();
+        drop(gate);
+        pool.close_missing("/b");
+        assert!(device.upgrade().is_some(), "it is in use");
+        control.set_unreachable(true);
+        pool.checkpoint().await.unwrap();
+        pool.close_missing("/b");
+        assert!(device.upgrade().is_none());
+        let legs = pool.status().redundancy.unwrap().legs;
+        assert_eq!((legs[1].device.as_str(), legs[1].failure.is_some()), ("/b", true));
+        let same = NamedDevice { name, device: memory };
+        pool.replace_device("/b", same, true).await.unwrap();
+        rebuilt(&pool).await;
     })
     .unwrap();
 }

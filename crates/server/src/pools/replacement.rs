@@ -114,6 +114,10 @@ impl Server {
             during.devices.push(new.clone());
         }
         self.check_unused(name, std::slice::from_ref(new))?;
+        if former.device == *new {
+            // The server has it locked since it failed.
+            pool.close_missing(&former.id);
+        }
         let device_ids = self.pools.entry_of(name).device_ids;
         let entry = PoolEntry { device_ids, ..PoolEntry::new(name, &during, None) };
         check_entry(&entry).map_err(Problem::invalid)?;
