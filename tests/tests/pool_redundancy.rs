@@ -225,6 +225,8 @@ fn destroyed_pool_leaves_no_device_behind() {
     bed.run("volume delete db --yes");
     let failed = bed.refused("pool destroy fast --yes");
     assert!(failed.contains("was not destroyed completely"), "{failed}");
+    let planned = bed.run("pool destroy fast --dry-run");
+    assert!(planned.contains("everything that is left of pool fast"), "{planned}");
     std::fs::rename(&away, &devices[1]).unwrap();
     bed.run("pool destroy fast --yes");
     for device in &devices {

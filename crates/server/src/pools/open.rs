@@ -379,7 +379,9 @@ impl Pools {
     ) -> Result<Pool, OpenPoolError> {
         if self.registry.is_destroying(name) {
             let reason = format!(
-                "it was not destroyed completely: flagstone pool destroy {name} removes the rest"
+                "it was not destroyed completely: flagstone pool destroy {name} removes the rest; \
+                 with --force, the pool is only forgotten, and flagstone pool import brings back what \
+                 is whole"
             );
             return Err(OpenPoolError::refused(reason));
         }

@@ -379,7 +379,7 @@ impl Server {
             drop(pool);
             // A device that failed earlier still has superblocks of the pool.
             let destroyed = match (destroyed, has_copies) {
-                (Ok(()), true) => server.remove_superblocks(&own).await,
+                (Ok(()), true) => server.remove_superblocks(&own).await.map(drop),
                 (destroyed, _) => destroyed,
             };
             if let Err(error) = destroyed {
@@ -445,7 +445,8 @@ impl Server {
             PoolState::Closed { .. } if is_rest => Outcome::changed(format!(
                 "the rest of pool {name} is removed from {}",
                 slot.set.devices.join(" and ")
-            )),
+            ))
+            .losing(Some(format!("everything that is left of pool {name}"))),
             PoolState::Closed { cause: ClosedCause::Absent, .. } => Outcome::changed(format!(
                 "pool {name}, whose creation did not complete, is forgotten"
             )),
@@ -491,16 +492,27 @@ impl Server {
             self.pools.end_receivers(&pool);
             self.destroy_open(name, slot.set, pool, permit).await?;
         } else {
-            if is_rest {
-                self.complete_destruction(name).await?;
-            }
+            let spared = match is_rest {
+                true => self.complete_destruction(name).await?,
+                false => Vec::new(),
+            };
             self.forget_pool(name).await?;
+            if !spared.is_empty() {
+                let text = format!(
+                    "{}; {} had no superblock of it: it was removed earlier, or the disk has another \
+                     name now, and keeps its data",
+                    outcome.outcome,
+                    spared.join(" and ")
+                );
+                return Ok(Outcome { outcome: text, ..outcome });
+            }
         }
         Ok(outcome)
     }
 
-    /// Removes the superblocks that an interrupted destruction left.
-    async fn complete_destruction(&self, name: &str) -> Result<(), Problem> {
+    /// Removes the superblocks that an interrupted destruction left. Returns the devices on which
+    /// none was found.
+    async fn complete_destruction(&self, name: &str) -> Result<Vec<String>, Problem> {
         let entry = self.pools.registry.entry(name);
         let paths = entry.map(|entry| entry.devices.join(", ")).unwrap_or_default();
         answered(&paths, OPEN_TIMEOUT, async {
@@ -514,24 +526,29 @@ impl Server {
         .await
     }
 
-    /// Removes the superblocks of a closed pool from all of its recorded devices. The error is of
-    /// the first device that failed.
-    async fn remove_superblocks(&self, name: &str) -> Result<(), String> {
-        let Some(entry) = self.pools.registry.entry(name) else { return Ok(()) };
+    /// Removes the superblocks of a closed pool from all of its recorded devices. Returns those on
+    /// which none was found. The error is of the first device that failed.
+    async fn remove_superblocks(&self, name: &str) -> Result<Vec<String>, String> {
+        let Some(entry) = self.pools.registry.entry(name) else { return Ok(Vec::new()) };
         let id = self.pools.registry.identity(name).map(|identity| identity.id);
-        let mut done = Ok(());
+        let (mut spared, mut failure) = (Vec::new(), None);
         for path in entry.devices.into_iter().chain(entry.log) {
             let removed = async {
+                let mut removed = false;
                 for named in open_devices(std::slice::from_ref(&path)).await? {
                     let id = id.ok_or("the identifier of the pool is not recorded")?;
-                    let removed = Pool::complete_destruction(&named, id).await;
-                    removed.map_err(|error| error.to_string())?;
+                    let done = Pool::complete_destruction(&named, id).await;
+                    removed |= done.map_err(|error| error.to_string())?;
                 }
-                Ok::<(), String>(())
+                Ok::<bool, String>(removed)
             };
-            done = done.and(removed.await);
+            match removed.await {
+                Ok(true) => {}
+                Ok(false) => spared.push(path),
+                Err(why) => failure = failure.or(Some(why)),
+            }
         }
-        done
+        failure.map_or(Ok(spared), Err)
     }
 
     pub(super) fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
