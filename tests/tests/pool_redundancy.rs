@@ -228,7 +228,9 @@ fn destroyed_pool_leaves_no_device_behind() {
     let planned = bed.run("pool destroy fast --dry-run");
     assert!(planned.contains("everything that is left of pool fast"), "{planned}");
     std::fs::rename(&away, &devices[1]).unwrap();
-    bed.run("pool destroy fast --yes");
+    let destroyed = bed.run("pool destroy fast --yes");
+    let first = path(&devices[0]);
+    assert!(destroyed.contains(&format!("{first} had no superblock of it")), "{destroyed}");
     for device in &devices {
         let refused = bed.refused(&format!("pool import fast {} --yes", path(device)));
         assert!(refused.contains("is not a device of a pool"), "{refused}");
@@ -329,6 +331,59 @@ fn devices_used_apart_need_the_operator() {
     let replace = format!("pool replace-device fast {} {second}", id.as_str().unwrap());
     assert!(bed.refused(&replace).contains("--destroy-data"));
     bed.run(&format!("{replace} --destroy-data {second} --wait"));
+    in_sync(&bed);
+    verify(&bed);
+}
+
+/// A full pool with two copies could not grow.
+#[test]
+fn pool_grows_by_a_pair() {
+    let (mut bed, devices) = pool(&["a", "b"]);
+    write(&bed);
+    let new = [bed.scratch.disk("c", SIZE), bed.scratch.disk("d", SIZE)];
+    let grow = format!("pool grow fast {} {}", path(&new[0]), path(&new[1]));
+    let planned = bed.run(&format!("{grow} --dry-run"));
+    assert!(planned.contains("on the pair"), "{planned}");
+    let used = format!("pool grow fast {} {}", path(&devices[0]), path(&new[0]));
+    assert!(bed.refused(&used).contains("already"));
+    let twice = format!("pool grow fast {} {}", path(&new[0]), path(&new[0]));
+    assert!(bed.refused(&twice).contains("twice"));
+    std::fs::write(&new[1], vec![7; SIZE as usize]).unwrap();
+    let full = bed.refused(&grow);
+    assert!(full.contains("--destroy-data"), "{full}");
+    let before = bed.pool()["capacity_bytes"].as_u64().unwrap();
+    bed.run(&format!("{grow} --destroy-data {}", path(&new[1])));
+    assert!(bed.pool()["capacity_bytes"].as_u64().unwrap() > before * 2 - (64 << 20));
+    assert!(bed.run(&grow).contains("already"));
+    bed.server.kill();
+    for lost in [&devices[0], &new[1]] {
+        std::fs::rename(lost, bed.scratch.join("lost")).unwrap();
+        bed.server.restart();
+        let names = [&devices[0], &devices[1], &new[0], &new[1]];
+        let present: Vec<&str> =
+            names.iter().filter(|name| *name != &lost).map(|name| path(name)).collect();
+        bed.run(&format!("pool import fast {} --yes", present.join(" ")));
+        verify(&bed);
+        bed.server.kill();
+        std::fs::rename(bed.scratch.join("lost"), lost).unwrap();
+        bed.server.restart();
+        in_sync(&bed);
+        bed.server.kill();
+    }
+}
+
+/// The server kept a failed device locked, so the device could not replace itself.
+#[test]
+fn failed_device_is_replaced_by_the_same_path() {
+    let (bed, devices) = pool(&["a", "b"]);
+    let file = File::options().write(true).open(&devices[1]).unwrap();
+    file.set_len(64 << 20).unwrap();
+    write(&bed);
+    file.set_len(SIZE).unwrap();
+    let same = path(&devices[1]);
+    let replace = format!("pool replace-device fast {same} {same}");
+    assert!(bed.refused(&replace).contains("--destroy-data"));
+    bed.run(&format!("{replace} --destroy-data {same}"));
     in_sync(&bed);
     verify(&bed);
 }

@@ -338,8 +338,9 @@ pub(crate) struct ImportArgs {
 pub(crate) struct GrowArgs {
     /// The pool
     pub(crate) name: String,
-    /// The disk or file to add
-    pub(crate) device: PathBuf,
+    /// The disk or file to add; two disks with --redundancy mirror
+    #[arg(required = true, num_args = 1..=2)]
+    pub(crate) devices: Vec<PathBuf>,
     /// The device, exactly as written, if its data may be destroyed
     #[arg(long, value_name = "DEVICE")]
     pub(crate) destroy_data: Vec<PathBuf>,

@@ -160,8 +160,8 @@ fn pool_order(command: &PoolCommand) -> Result<PoolRequest, Failure> {
         PoolCommand::Reopen(args) => losing("reopen", &args.name, &args.loss),
         PoolCommand::Destroy(args) => losing("destroy", &args.name, &args.loss),
         PoolCommand::Grow(args) => {
-            let devices = absolute(std::slice::from_ref(&args.device))?;
-            let body = json!({"devices": devices, "destroy_data": absolute(&args.destroy_data)?});
+            let body = json!({"devices": absolute(&args.devices)?,
+                              "destroy_data": absolute(&args.destroy_data)?});
             ("grow", &args.name, body, false, &args.order)
         }
         PoolCommand::RemoveDevice(args) => {

@@ -32,8 +32,9 @@ use crate::pools::{
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
-/// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
-/// `remove-device` one device, `replace-device` the former and the new one; `create`, `grow`,
+/// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` one
+/// device, or two with redundancy, `remove-device` one, `replace-device` the former and the new one;
+/// `create`, `grow`,
 /// `replace-device` and `set-log` also `destroy_data`, `create` also `redundancy`, `remove-device`
 /// also `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and
 /// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss` and `shown_data_loss`,
@@ -216,7 +217,7 @@ impl Api {
             _ => Err(Problem::invalid("`devices` has one device")),
         };
         let one = match action {
-            PoolAction::Grow | PoolAction::RemoveDevice => one()?,
+            PoolAction::RemoveDevice => one()?,
             _ => String::new(),
         };
         let [old, new] = match (action, &devices[..]) {
@@ -226,17 +227,19 @@ impl Api {
             }
             _ => Default::default(),
         };
-        let added = if action == PoolAction::Grow { &one } else { &new };
-        let destroys = destroy_data.contains(added);
-        let adds = matches!(action, PoolAction::Grow | PoolAction::ReplaceDevice);
-        if adds && destroy_data.iter().any(|device| device != added) {
+        let added = match action {
+            PoolAction::Grow => Some(devices.clone()),
+            PoolAction::ReplaceDevice => Some(vec![new.clone()]),
+            _ => None,
+        };
+        let destroys = destroy_data.contains(&new);
+        if added.is_some_and(|added| destroy_data.iter().any(|device| !added.contains(device))) {
             return Err(Problem::invalid("`destroy_data` has another device than the new one"));
         }
         let work = async move {
             match action {
                 PoolAction::Grow => {
-                    let destroy_data = destroys;
-                    let grow = GrowPool { name: of, device: one, destroy_data, dry_run };
+                    let grow = GrowPool { name: of, devices, destroy_data, dry_run };
                     server.grow_pool(grow).await
                 }
                 PoolAction::RemoveDevice => {
@@ -358,7 +361,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         PoolState::Closed { reason, cause } => {
             let has_log = base.log_device.is_some();
             let next = match cause {
-                ClosedCause::Full { .. } => format!("run flagstone pool grow {name} DEVICE"),
+                ClosedCause::Full { .. } => format!("run {}", server.pools.growth_command(name)),
                 ClosedCause::Refused if has_log => format!(
                     "correct the device, which is retried; if it has another path, run flagstone \
                      pool import {name} DEVICE… --log-device DEVICE; if the log device is lost, run flagstone \

@@ -26,14 +26,15 @@ use crate::serve::Server;
 /// `pool grow`
 pub(crate) struct GrowPool {
     pub(crate) name: String,
-    pub(crate) device: String,
-    /// True if the data on the device may be destroyed.
-    pub(crate) destroy_data: bool,
+    /// One device, or the two of a new pair.
+    pub(crate) devices: Vec<String>,
+    /// Those whose data may be destroyed.
+    pub(crate) destroy_data: Vec<String>,
     pub(crate) dry_run: bool,
 }
 
 /// State of a pool that grows.
-enum Growing {
+pub(super) enum Growing {
     Open(Pool),
     /// Closed, and too full to be opened.
     Full(LogDecision),
@@ -43,10 +44,10 @@ enum Growing {
 const PLACES_FEW: usize = 2;
 
 /// Recorded devices of a pool, before and during its growth.
-struct Growth {
-    before: DeviceSet<String>,
+pub(super) struct Growth {
+    pub(super) before: DeviceSet<String>,
     /// Recorded until the device is added.
-    during: DeviceSet<String>,
+    pub(super) during: DeviceSet<String>,
 }
 
 /// `pool remove-device`
@@ -93,18 +94,28 @@ async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> R
 fn places_caveat(pool: &Pool) -> String {
     match pool.places_left() {
         left @ 0..=PLACES_FEW => format!(
-            "; devices that the pool can get after that, also as replacements: {left}, because \
-             removed ones count among its {DEVICES_MAX}"
+            "; the pool can get {left} devices after that, because removed ones count among its \
+             {DEVICES_MAX}; then a device takes the place of a removed one, and uses at most its size"
         ),
         _ => String::new(),
     }
 }
 
 impl Server {
-    /// Adds a device to an open pool, or to a pool that is too full to be opened.
+    /// Adds a device, or a pair, to an open pool, or to one that is too full to be opened.
     pub(crate) async fn grow_pool(self: &Rc<Self>, order: GrowPool) -> Result<Outcome, Problem> {
         let permit = self.pools.order(&order.name).await?;
-        let GrowPool { name, device, destroy_data, dry_run } = &order;
+        let GrowPool { name, devices, destroy_data, dry_run } = &order;
+        let device = match &devices[..] {
+            [device] => device,
+            // On the heap: this future is part of large ones.
+            [one, other] => {
+                let devices = [one.clone(), other.clone()];
+                return Box::pin(self.grow_pool_by_pair(&order, devices, permit)).await;
+            }
+            _ => return Err(Problem::invalid("`devices` has one device, or two of a new pair")),
+        };
+        let destroy_data = destroy_data.contains(device);
         let PoolSlot { set, state, .. } = self.pools.slot(name)?;
         let (growing, before) = match state {
             PoolState::Closed { cause: ClosedCause::Full { devices, log }, .. } => {
@@ -140,7 +151,7 @@ impl Server {
         check_entry(&PoolEntry::new(name, &during, self.pools.log_path(name)))
             .map_err(Problem::invalid)?;
         let opened = answered(device, OPEN_TIMEOUT, async {
-            check_device(device, *destroy_data).await?;
+            check_device(device, destroy_data).await?;
             open_devices(std::slice::from_ref(device)).await.map_err(Problem::conflict)
         });
         let named = opened.await?.pop().ok_or_else(|| failed("no device was opened"))?;
@@ -154,7 +165,7 @@ impl Server {
         }
         let sets = Growth { before: before.clone(), during };
         // On the heap: this future is part of large ones.
-        Box::pin(self.grow(name, growing, sets, (named, *destroy_data), permit)).await?;
+        Box::pin(self.grow(name, growing, sets, (named, destroy_data), permit)).await?;
         let status = self.pools.open_pool(name)?.status();
         outcome.outcome += &format!("; {} are for volumes", size(status.capacity_bytes));
         outcome.outcome += &places_caveat(&self.pools.open_pool(name)?);

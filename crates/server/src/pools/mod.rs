@@ -29,6 +29,7 @@ mod order_locks;
 #[cfg(test)]
 mod order_tests;
 mod orders;
+mod pair_growth;
 mod path_threads;
 mod received_from;
 mod redundancy;

@@ -184,15 +184,9 @@ impl Pools {
             };
             Box::pin(Pool::open_with(devices.clone(), &options)).await
         };
-        let entry = self.registry.entry(name);
-        let has_pairs = entry.is_some_and(|entry| !entry.device_ids.is_empty());
-        let full = |error: &PoolError, log| match has_pairs {
-            // It cannot grow.
-            true => OpenPoolError::refused(error.to_string()),
-            false => OpenPoolError {
-                cause: Some(ClosedCause::Full { devices: paths.to_vec(), log }),
-                reason: format!("{error}; flagstone pool grow {name} DEVICE adds some"),
-            },
+        let full = |error: &PoolError, log| OpenPoolError {
+            cause: Some(ClosedCause::Full { devices: paths.to_vec(), log }),
+            reason: format!("{error}; {} adds some", self.growth_command(name)),
         };
         let mut tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
         let mut has_log = log_device.is_some();

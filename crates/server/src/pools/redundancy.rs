@@ -179,6 +179,14 @@ impl Pools {
         self.registry.entry(name).unwrap_or_else(|| PoolEntry::new(name, &set(), None))
     }
 
+    /// Command that adds space to a pool.
+    pub(crate) fn growth_command(&self, name: &str) -> String {
+        match self.entry_of(name).device_ids.is_empty() {
+            true => format!("flagstone pool grow {name} DEVICE"),
+            false => format!("flagstone pool grow {name} DEVICE DEVICE"),
+        }
+    }
+
     /// Devices of a pool with redundancy, in the order of the device table.
     pub(super) fn pair_devices(&self, name: &str, status: &PoolStatus) -> Vec<PairDeviceDocument> {
         let Some(redundancy) = &status.redundancy else { return Vec::new() };

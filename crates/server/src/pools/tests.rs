@@ -290,8 +290,8 @@ fn cancel_of_another_device_keeps_a_removal() {
     test(async {
         let bed = Bed::with_volume().await;
         let device = bed.file("second").to_str().unwrap().to_owned();
-        let (name, destroy_data, dry_run) = ("fast".to_owned(), false, false);
-        let grow = GrowPool { name, device, destroy_data, dry_run };
+        let (name, destroy_data, dry_run) = ("fast".to_owned(), Vec::new(), false);
+        let grow = GrowPool { name, devices: vec![device], destroy_data, dry_run };
         bed.server.grow_pool(grow).await.unwrap();
         assert!(bed.remove_device("disk", false).await.unwrap().changed);
         assert!(!bed.remove_device("second", true).await.unwrap().changed);
