@@ -66,7 +66,7 @@ pub enum PoolError {
     },
     /// A device of the table was not given.
     #[error(
-        "pool {pool}: device {index} with id {id} is missing; name all {count} devices of the pool"
+        "pool {pool}: the device with id {id} is missing; name all {count} devices of the pool"
     )]
     Missing {
         /// Name of the pool.

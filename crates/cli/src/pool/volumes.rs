@@ -1,6 +1,7 @@
 //! `flagstone volume list`: where the data of each volume is.
 
 use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
+use flagstone_server::api::pool_document::{PoolDocument, PoolStateName, PoolsDocument};
 use flagstone_units::display::size;
 use flagstone_units::exact_size;
 
@@ -16,16 +17,31 @@ pub(super) fn list(args: &QueryArgs) -> Result<Exit, Failure> {
             let body = server.get_text("/v1/volumes")?;
             match args.json {
                 true => args.as_json(body),
-                false => Ok(table(&read::<VolumesDocument>(body.as_bytes())?.volumes)),
+                false => {
+                    let pools = server.get_text("/v1/pools")?;
+                    let pools = read::<PoolsDocument>(pools.as_bytes())?.pools;
+                    Ok(table(&read::<VolumesDocument>(body.as_bytes())?.volumes, &pools))
+                }
             }
         })
     })
 }
 
-fn table(volumes: &[VolumeDocument]) -> String {
+/// The volumes, and the pools whose volumes are not served.
+fn table(volumes: &[VolumeDocument], pools: &[PoolDocument]) -> String {
+    let closed = pools.iter().filter(|pool| pool.state != PoolStateName::Open);
+    let closed: String = closed
+        .map(|pool| {
+            let name = &pool.name;
+            format!(
+                "pool {name} is not open, and its volumes are not served: see flagstone pool status \
+                 {name}\n"
+            )
+        })
+        .collect();
     if volumes.is_empty() {
-        return "no volumes; next: flagstone volume create NAME --pool POOL --size SIZE\n"
-            .to_owned();
+        let next = "no volumes; next: flagstone volume create NAME --pool POOL --size SIZE\n";
+        return if closed.is_empty() { next.to_owned() } else { closed };
     }
     let head = [
         ("volume", Left),
@@ -38,7 +54,8 @@ fn table(volumes: &[VolumeDocument]) -> String {
         ("clone of", Left),
     ];
     let rows: Vec<Vec<String>> = volumes.iter().map(row).collect();
-    lines(&head, &rows).iter().map(|line| format!("{}\n", line.trim_end())).collect()
+    let table = lines(&head, &rows);
+    table.iter().map(|line| format!("{}\n", line.trim_end())).chain([closed]).collect()
 }
 
 fn row(volume: &VolumeDocument) -> Vec<String> {
@@ -142,7 +159,7 @@ mod tests {
             },
         ];
         assert_eq!(
-            table(&volumes),
+            table(&volumes, &[]),
             "\
 volume   kind              on                   size    used  hosts  state               clone of
 db       plain             disk.img          200 GiB       -      0  read-only
@@ -153,6 +170,17 @@ shop     thin, mirrored    pool:fast         200 GiB  47 MiB      0  not served 
 crm-leg  thin, leg of crm  pool:fast         200 GiB  47 MiB      0  used by its mirror
 "
         );
-        assert!(table(&[]).starts_with("no volumes; next: flagstone volume create"));
+        assert!(table(&[], &[]).starts_with("no volumes; next: flagstone volume create"));
+    }
+
+    /// Such a server once had "no volumes".
+    #[test]
+    fn list_names_closed_pools() {
+        let name = "fast".to_owned();
+        let closed = PoolDocument { name, state: PoolStateName::Closed, ..PoolDocument::default() };
+        let listed = table(&[], &[closed]);
+        assert!(listed.starts_with("pool fast is not open"), "{listed}");
+        let open = PoolDocument { state: PoolStateName::Open, ..PoolDocument::default() };
+        assert!(table(&[], &[open]).starts_with("no volumes"));
     }
 }

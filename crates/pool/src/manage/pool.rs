@@ -97,6 +97,8 @@ pub struct PoolStatus {
     pub deduplicated_bytes: u64,
     /// State of deduplication, if a volume has it on.
     pub dedup: Option<DedupStatus>,
+    /// True while the space of deleted volumes and snapshots is being freed.
+    pub is_freeing: bool,
     /// Failure after which the pool fails changes, until it is opened again.
     pub failed: Option<IoError>,
     /// The log device, if the pool has one.
@@ -310,6 +312,7 @@ impl Pool {
             copied_blocks: state.cleaned.1,
             deduplicated_bytes: state.dedup.freed_bytes(),
             dedup: state.dedup.status(bytes(segment)),
+            is_freeing: supply.reaping,
             failed: state.check().err(),
             log: LogDeviceStatus::of(shared, &state),
         }

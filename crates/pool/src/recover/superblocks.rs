@@ -243,7 +243,8 @@ pub(crate) fn assemble(
         }
         let own = found.iter().find(|(_, superblock)| superblock.device_id() == record.id);
         let Some((named, _)) = own else {
-            let (pool, count) = (newest.name.clone(), newest.devices.len());
+            let present = newest.devices.iter().filter(|record| !record.is_removed());
+            let (pool, count) = (newest.name.clone(), present.count());
             return Err(PoolError::Missing { pool, index, id: record.id, count });
         };
         let (is_bytes, was_bytes) = (named.device.geometry().size_bytes, record.size_bytes);

@@ -488,10 +488,16 @@ fn next(server: &Server, name: &str, status: &PoolStatus, slot: &PoolSlot) -> Op
         0 => slot.unserved.keys().find(is_received).map(|volume| {
             format!("receive the stream of volume {volume} again, or run flagstone volume delete {volume}")
         }),
-        100 => {
-            Some("new writes fail: delete volumes, or discard data (fstrim) on hosts".to_owned())
+        _ if status.is_freeing => {
+            Some("the space of deleted volumes and snapshots is being freed: wait".to_owned())
         }
-        _ => Some("delete volumes, or discard data (fstrim) on hosts".to_owned()),
+        percent => {
+            let prefix = if percent == 100 { "new writes fail: " } else { "" };
+            let grow = server.pools.growth_command(name);
+            Some(format!(
+                "{prefix}delete volumes or snapshots, discard data (fstrim) on hosts, or run {grow}"
+            ))
+        }
     }
 }
 

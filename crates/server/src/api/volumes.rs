@@ -52,6 +52,11 @@ impl Server {
                     return Problem::not_found(problem);
                 }
             }
+            if let Some(why) = self.pools.unknown_names() {
+                return Problem::not_found(format!(
+                    "volume `{name}` is not served, but {why} and may have it: see flagstone pool status"
+                ));
+            }
             let names = volumes.iter().map(|volume| volume.name());
             Problem::not_found(format!("there is no volume `{name}`"))
                 .accepting(names.take(MAX_SUGGESTED_NAMES))

@@ -10,7 +10,7 @@ use crate::serve::Server;
 
 impl Pools {
     /// Reason why a name that no open pool has may exist. `None` if all pools are open.
-    pub(super) fn unknown_names(&self) -> Option<String> {
+    pub(crate) fn unknown_names(&self) -> Option<String> {
         if let Some(why) = self.registry.unread() {
             return Some(format!("the pools are not known: {why}"));
         }

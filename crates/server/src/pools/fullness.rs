@@ -77,6 +77,7 @@ mod tests {
             copied_blocks: 0,
             deduplicated_bytes: 0,
             dedup: None,
+            is_freeing: false,
             failed: None,
             log: None,
             redundancy: None,

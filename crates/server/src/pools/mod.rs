@@ -398,8 +398,8 @@ fn failed(why: impl Into<String>) -> Problem {
 }
 
 /// Opens a file like [`open_device`], but in the thread of its path, because this blocks on a hung
-/// file system. Errors are left to the opening.
-async fn ask_file(path: &str) {
+/// file system. False if it does not exist; other errors are left to the opening.
+async fn ask_file(path: &str) -> bool {
     let own = path.to_owned();
     let asked = path_threads::in_thread("open", path, move |thread| {
         let path = own;
@@ -414,13 +414,17 @@ async fn ask_file(path: &str) {
         }
         Ok::<_, std::io::Error>(())
     });
-    drop(asked.await);
+    !matches!(asked.await, Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound)
 }
 
 async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
     let mut devices = Vec::with_capacity(paths.len());
     for path in paths {
-        ask_file(path).await;
+        if !ask_file(path).await {
+            return Err(format!(
+                "{path} does not exist: attach its disk, or name its present path"
+            ));
+        }
         let spec = path.parse().map_err(|error| format!("{path}: {error}"))?;
         let opened = open_device(&spec, &OpenOptions::default()).await;
         let device = opened.map_err(|error| error.to_string())?;
