@@ -11,6 +11,7 @@
 //! object but the head is written by one process with one content, so that a repetition is safe; a
 //! change of the head looks first whether it was made.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use object_store::{
     UpdateVersion,
 };
 use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
 use crate::document::{BackupEntry, Head, Manifest, SnapshotIdentity};
@@ -69,6 +71,10 @@ pub struct Repository {
     options: Options,
     /// Known from the first head on.
     encryption: OnceLock<Encryption>,
+    /// An upload did not end in time: several at once may share too little bandwidth.
+    is_slow: AtomicBool,
+    /// Held by the upload in flight to a slow store.
+    turn: Mutex<()>,
 }
 
 /// Encryption of a prefix.
@@ -128,7 +134,9 @@ async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T
 impl Repository {
     /// The objects below `prefix`. Sends nothing.
     pub fn new(store: Arc<dyn ObjectStore>, prefix: &str, options: Options) -> Repository {
-        Repository { store, prefix: prefix.to_owned(), options, encryption: OnceLock::new() }
+        let (encryption, is_slow) = (OnceLock::new(), AtomicBool::new(false));
+        let turn = Mutex::new(());
+        Repository { store, prefix: prefix.to_owned(), options, encryption, is_slow, turn }
     }
 
     /// Seconds since 1970.
@@ -210,8 +218,20 @@ impl Repository {
     pub(crate) async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<(), BackupError> {
         let payload = PutPayload::from(bytes);
         let path = self.path(name);
-        let put = || self.store.put_opts(&path, payload.clone(), PutOptions::default());
-        let stored = self.repeated("storing", name, put).await;
+        let put = || async {
+            let _turn = match self.is_slow.load(Ordering::Relaxed) {
+                true => Some(self.turn.lock().await),
+                false => None,
+            };
+            let put = self.store.put_opts(&path, payload.clone(), PutOptions::default());
+            let answer = timeout(Duration::from_secs(REQUEST_S), put).await;
+            answer.unwrap_or_else(|_| {
+                self.is_slow.store(true, Ordering::Relaxed);
+                Err(late())
+            })
+        };
+        // The time in which an upload waits for its turn does not count.
+        let stored = self.repeated_pages("storing", name, put).await;
         stored.map(drop).map_err(|error| self.failed("storing", name, &error))
     }
 
