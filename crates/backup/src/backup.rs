@@ -22,7 +22,7 @@ use crate::limits::{
     PIECE_BYTES_MAX, RANGE_BYTES, RANGE_PACKS, RENEWAL_S, UPLOADS_MAX,
 };
 use crate::piece::store;
-use crate::plan::{Registered, record_of, register};
+use crate::plan::{Registered, forget, record_of, register};
 use crate::repository::{DATA, HeadChange, Repository, index_name, manifest_name, pack_name};
 use crate::seal::{Place, SEAL_BYTES};
 
@@ -86,10 +86,14 @@ pub async fn back_up(
     };
     let base = match base {
         None => None,
-        Some(entry) => {
-            let manifest = repository.manifest(&entry).await?;
-            Some((entry, manifest))
-        }
+        Some(entry) => match repository.manifest(&entry).await {
+            Err(error) if error.is_damage() => {
+                // It can never continue, and its base would keep prunes from deleting.
+                forget(repository, id).await?;
+                return Err(error);
+            }
+            manifest => Some((entry, manifest?)),
+        },
     };
     let mut writer = Writer {
         repository,
@@ -104,8 +108,15 @@ pub async fn back_up(
         renewed: repository.now(),
     };
     writer.find_finished().await?;
-    writer.read(source, &mut progress).await?;
-    writer.commit().await
+    match writer.read(source, &mut progress).await {
+        Err(error) if error.is_damage() => {
+            // A prune that abandoned this backup may have deleted the base's objects.
+            repository.change_head(|head| record_of(head, id).map(HeadChange::Keep)).await?;
+            Err(error)
+        }
+        Err(error) => Err(error),
+        Ok(()) => writer.commit().await,
+    }
 }
 
 impl<'a> Writer<'a> {

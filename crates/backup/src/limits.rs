@@ -76,6 +76,9 @@ pub const TRIES_MAX: u32 = 7;
 /// Attempts to replace the head, which other commands may replace first.
 pub const HEAD_TRIES_MAX: u32 = 30;
 
+/// Attempts of a prune, which other prunes may overtake.
+pub const PRUNE_TRIES_MAX: u32 = 10;
+
 /// Time limit of a request, in seconds.
 pub const REQUEST_S: u64 = 120;
 

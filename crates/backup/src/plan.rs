@@ -4,7 +4,7 @@ use crate::document::{BackupEntry, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::error::BackupError;
 use crate::id::WriterId;
 use crate::limits::ATTEMPTS_MAX;
-use crate::repository::{HeadChange, Repository};
+use crate::repository::{DATA, HeadChange, Repository};
 
 /// Way in which a snapshot is backed up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,27 @@ pub(crate) enum Registered {
     Running { own: Vec<WriterId>, base: Option<BackupEntry> },
 }
 
+/// Writers of an unfinished backup that finished no range, if there is no place for a further
+/// writer. A writer that still runs may finish one later: it is then made again.
+async fn idle_writers(
+    repository: &Repository,
+    snapshot: &SnapshotIdentity,
+) -> Result<Vec<WriterId>, BackupError> {
+    let head = repository.head().await?.unwrap_or_default();
+    let full = head
+        .unfinished
+        .iter()
+        .filter(|record| record.snapshot.is_same(snapshot) && record.writers.len() >= ATTEMPTS_MAX);
+    let mut idle = Vec::new();
+    for writer in full.flat_map(|record| &record.writers) {
+        let names = repository.list(&format!("{DATA}/{writer}")).await?;
+        if !names.iter().any(|(name, _)| name.starts_with("index-")) {
+            idle.push(*writer);
+        }
+    }
+    Ok(idle)
+}
+
 /// Records the unfinished backup in the head, or this writer of it.
 pub(crate) async fn register(
     repository: &Repository,
@@ -68,6 +89,7 @@ pub(crate) async fn register(
     base: Option<&BackupEntry>,
     id: WriterId,
 ) -> Result<Registered, BackupError> {
+    let idle = idle_writers(repository, snapshot).await?;
     let change = |head: &mut Head| {
         let now = repository.now();
         let same =
@@ -89,6 +111,7 @@ pub(crate) async fn register(
             if unfinished.writers.last() == Some(&id) {
                 return Ok(HeadChange::Keep(registered(unfinished)));
             }
+            unfinished.writers.retain(|writer| !idle.contains(writer));
             if unfinished.writers.len() < ATTEMPTS_MAX {
                 unfinished.writers.push(id);
                 unfinished.renewed_seconds = now;
@@ -115,4 +138,14 @@ pub(crate) async fn register(
 pub(crate) fn record_of(head: &Head, id: WriterId) -> Result<usize, BackupError> {
     let found = head.unfinished.iter().position(|record| record.writers.last() == Some(&id));
     found.ok_or(BackupError::Fenced)
+}
+
+/// Removes the writer's record from the head.
+pub(crate) async fn forget(repository: &Repository, id: WriterId) -> Result<(), BackupError> {
+    let change = |head: &mut Head| {
+        let place = record_of(head, id)?;
+        head.unfinished.remove(place);
+        Ok(HeadChange::Store(()))
+    };
+    repository.change_head(change).await
 }

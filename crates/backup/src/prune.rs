@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::document::{BackupEntry, DataObject, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::error::BackupError;
 use crate::id::WriterId;
-use crate::limits::UPLOADS_MAX;
+use crate::limits::{PRUNE_TRIES_MAX, UPLOADS_MAX};
 use crate::repository::{DATA, HeadChange, MANIFESTS, Repository};
 
 /// Backups that are kept.
@@ -51,6 +51,12 @@ pub struct Unneeded {
     pub bytes: u64,
 }
 
+/// Time of a snapshot. The clock of its server was wrong if it was backed up before; such a backup
+/// would be the newest for ever.
+fn taken_seconds(entry: &BackupEntry) -> u64 {
+    entry.snapshot.created_seconds.min(entry.completed_seconds)
+}
+
 /// Chooses the entries to remove. A backup is kept if one of the rules keeps it.
 pub fn plan_prune(head: &Head, retention: &Retention, now: u64) -> PrunePlan {
     let has_rule = retention.keep.is_some() || retention.keep_within_s.is_some();
@@ -61,7 +67,7 @@ pub fn plan_prune(head: &Head, retention: &Retention, now: u64) -> PrunePlan {
     type Places = BTreeMap<([u8; 16], u64), u64>;
     let mut volumes: BTreeMap<(&str, u32), Places> = BTreeMap::new();
     let mut sorted: Vec<&BackupEntry> = head.backups.iter().collect();
-    sorted.sort_by_key(|entry| entry.snapshot.created_seconds);
+    sorted.sort_by_key(|entry| taken_seconds(entry));
     let mut remove = Vec::new();
     for entry in sorted.into_iter().rev() {
         let SnapshotIdentity { volume, source, .. } = &entry.snapshot;
@@ -69,7 +75,7 @@ pub fn plan_prune(head: &Head, retention: &Retention, now: u64) -> PrunePlan {
         let next = places.len() as u64;
         let place = *places.entry((entry.snapshot.uuid().0, *source)).or_insert(next);
         let is_kept_by_count = retention.keep.is_some_and(|keep| place < keep);
-        let age = now.saturating_sub(entry.snapshot.created_seconds);
+        let age = now.saturating_sub(taken_seconds(entry));
         let is_kept_by_age = retention.keep_within_s.is_some_and(|within| age <= within);
         let is_named = retention.remove.contains(&entry.id);
         let is_old = has_rule && of_volume(entry) && !is_kept_by_count && !is_kept_by_age;
@@ -92,15 +98,37 @@ fn apply(head: &mut Head, plan: &PrunePlan) -> bool {
     before != (head.backups.len(), head.unfinished.len())
 }
 
+/// Adds unfinished backups that can never continue: the manifest of their base is damaged, and the
+/// base is not listed, or is removed by the plan. Nothing else shows which objects they need.
+///
+/// # Errors
+/// The store fails.
+pub async fn abandon_unusable(
+    repository: &Repository,
+    head: &Head,
+    mut plan: PrunePlan,
+) -> Result<PrunePlan, BackupError> {
+    let mut left = head.clone();
+    apply(&mut left, &plan);
+    for unfinished in &left.unfinished {
+        let Some(base) = &unfinished.base else { continue };
+        if left.backups.iter().any(|entry| entry.id == base.id) {
+            continue;
+        }
+        match repository.manifest(base).await {
+            Err(error) if error.is_damage() => plan.abandon.push(unfinished.clone()),
+            read => drop(read?),
+        }
+    }
+    Ok(plan)
+}
+
 /// Counts what a prune would delete.
 ///
 /// # Errors
 /// The store fails, or a manifest of a backup that stays is damaged.
 pub async fn preview(repository: &Repository, plan: &PrunePlan) -> Result<Unneeded, BackupError> {
-    let listed = Listed::read(repository).await?;
-    let mut head = repository.head().await?.unwrap_or_default();
-    apply(&mut head, plan);
-    sweep(repository, &listed, &head, false).await
+    run(repository, plan, false).await
 }
 
 /// Removes the entries of a plan, then deletes all objects that no backup needs.
@@ -112,14 +140,67 @@ pub async fn prune(repository: &Repository, plan: &PrunePlan) -> Result<Unneeded
         return Ok(Unneeded::default());
     }
     repository.probe().await?;
-    let listed = Listed::read(repository).await?;
-    let change = |head: &mut Head| {
-        apply(head, plan);
-        // Also an unchanged head: a store may have answered with an old one.
-        Ok(HeadChange::Store(head.clone()))
-    };
-    let head = repository.change_head(change).await?;
-    sweep(repository, &listed, &head, true).await
+    run(repository, plan, true).await
+}
+
+async fn run(
+    repository: &Repository,
+    plan: &PrunePlan,
+    deletes: bool,
+) -> Result<Unneeded, BackupError> {
+    for _ in 0..PRUNE_TRIES_MAX {
+        let listed = Listed::read(repository).await?;
+        let change = |head: &mut Head| {
+            apply(head, plan);
+            // Also an unchanged head: a store may have answered with an old one.
+            Ok(HeadChange::Store(head.clone()))
+        };
+        let head = match deletes {
+            true => repository.change_head(change).await?,
+            false => {
+                let mut head = repository.head().await?.unwrap_or_default();
+                apply(&mut head, plan);
+                head
+            }
+        };
+        let needed = match needed_objects(repository, &head).await? {
+            Needed::Read(needed) => needed,
+            // Another prune has deleted the manifest.
+            Needed::Removed => continue,
+        };
+        return sweep(repository, &listed, &head, &needed, deletes).await;
+    }
+    Err(BackupError::Busy)
+}
+
+/// Needed objects of each writer.
+type Objects = BTreeMap<WriterId, BTreeSet<DataObject>>;
+
+/// Outcome of [`needed_objects`].
+enum Needed {
+    Read(Objects),
+    /// The head that was given is old: a backup that it needs was removed.
+    Removed,
+}
+
+async fn needed_objects(repository: &Repository, head: &Head) -> Result<Needed, BackupError> {
+    let mut needed = Objects::new();
+    for entry in head.needed() {
+        let manifest = match repository.manifest(entry).await {
+            Err(error) if error.is_damage() => {
+                let now = repository.head().await?.unwrap_or_default();
+                if now.needed().iter().all(|other| other.id != entry.id) {
+                    return Ok(Needed::Removed);
+                }
+                return Err(error);
+            }
+            manifest => manifest?,
+        };
+        for (writer, object, _) in manifest.objects() {
+            needed.entry(writer).or_default().insert(object);
+        }
+    }
+    Ok(Needed::Read(needed))
 }
 
 /// Folders and manifests of the store, listed before the head is read.
@@ -153,17 +234,12 @@ async fn sweep(
     repository: &Repository,
     listed: &Listed,
     head: &Head,
+    needed: &Objects,
     deletes: bool,
 ) -> Result<Unneeded, BackupError> {
     let running: BTreeSet<WriterId> =
         head.unfinished.iter().flat_map(|unfinished| unfinished.writers.clone()).collect();
     let needed_backups = head.needed();
-    let mut needed: BTreeMap<WriterId, BTreeSet<DataObject>> = BTreeMap::new();
-    for entry in &needed_backups {
-        for (writer, object, _) in repository.manifest(entry).await?.objects() {
-            needed.entry(writer).or_default().insert(object);
-        }
-    }
     let mut unneeded = Unneeded::default();
     let none = BTreeSet::new();
     for writer in listed.writers.iter().filter(|writer| !running.contains(writer)) {

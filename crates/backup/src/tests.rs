@@ -11,7 +11,7 @@ use object_store::memory::InMemory;
 
 use crate::document::{BackupEntry, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::limits::{BLOCK_BYTES, RANGE_BYTES};
-use crate::prune::{PrunePlan, Retention, plan_prune, prune};
+use crate::prune::{PrunePlan, Retention, abandon_unusable, plan_prune, prune};
 use crate::repository::HeadChange;
 use crate::tests::fake::{Fault, FaultyStore, History, Stream, run};
 use crate::verify::verify;
@@ -232,7 +232,6 @@ fn interrupted_prune_keeps_backups_and_no_orphans() {
     }
 }
 
-/// A process stops before each of its requests, while a prune abandons its backup or does not.
 /// A store answers with the index of another backup while an interrupted one continues.
 #[test]
 fn continued_backup_refuses_the_index_of_another() {
@@ -274,6 +273,7 @@ fn continued_backup_refuses_the_index_of_another() {
     assert!(continued > 0, "no interruption came after an index");
 }
 
+/// A process stops before each of its requests, while a prune abandons its backup or does not.
 #[test]
 fn stale_writer_does_not_commit() {
     for abandon_after_s in [0, u64::MAX] {
@@ -356,6 +356,161 @@ fn pruned_base_serves_unfinished_backup() {
         assert_ne!(entry.space.new_bytes, entry.space.stored_bytes);
         check_all(&repository, &history).await;
         prune(&repository, &PrunePlan::default()).await.unwrap();
+        check_all(&repository, &history).await;
+    });
+}
+
+/// The base was removed from the list, or is removed by the prune; its manifest is lost.
+#[test]
+fn damaged_base_of_unfinished_backup_is_given_up() {
+    for is_repeated in [false, true] {
+        run(async {
+            let mut history = History::new(5, RANGE_BYTES);
+            let store = Arc::new(FaultyStore::new());
+            let repository = repository(store.clone());
+            let first = history.snapshot(20);
+            let base = command(&repository, &history, first).await.unwrap();
+            let second = history.snapshot(5);
+            store.fail(12, Fault::Denied);
+            command(&repository, &history, second).await.expect_err("it is interrupted");
+            assert!(store.heal());
+            let manifest = format!("zone/db/{}", crate::repository::manifest_name(base.id));
+            store.replace(&manifest, None).await;
+            if is_repeated {
+                let error = command(&repository, &history, second).await.expect_err("no manifest");
+                assert!(error.is_damage(), "{error}");
+                let head = repository.head().await.unwrap().unwrap();
+                assert_eq!(head.unfinished, [], "it can never continue");
+            }
+            let mut source = Stream { history: &history, number: second, since: None };
+            let identity = history.identity(second);
+            let made = back_up(&repository, &identity, None, &mut source, |_| ()).await;
+            made.expect("a whole backup needs no base");
+            let head = repository.head().await.unwrap().unwrap();
+            let retention =
+                Retention { remove: vec![base.id], abandon_after_s: 100, ..Retention::default() };
+            let plan = plan_prune(&head, &retention, 1_000_000);
+            let plan = abandon_unusable(&repository, &head, plan).await.unwrap();
+            assert_eq!(plan.abandon.len(), usize::from(!is_repeated));
+            prune(&repository, &plan).await.expect("nothing needs the base");
+            check_all(&repository, &history).await;
+            let head = repository.head().await.unwrap().unwrap();
+            store.assert_no_orphans(&repository, &head).await;
+        });
+    }
+}
+
+/// A prune stops before each of its requests, while another one removes a backup.
+#[test]
+fn prunes_side_by_side_succeed() {
+    let mut overtaken = 0;
+    for at in 0.. {
+        let finished = run(async move {
+            let mut history = History::new(9, RANGE_BYTES);
+            let store = Arc::new(FaultyStore::new());
+            let repository = repository(store.clone());
+            for _ in 0..4 {
+                let number = history.snapshot(12);
+                command(&repository, &history, number).await.expect("no fault");
+            }
+            let head = repository.head().await.unwrap().unwrap();
+            let removal = |place: usize| {
+                let remove = vec![head.backups[place].id];
+                plan_prune(&head, &Retention { remove, ..Retention::default() }, 0)
+            };
+            let (slow, fast) = (removal(0), removal(1));
+            store.pause(at);
+            let mut slow = Box::pin(prune(&repository, &slow));
+            let finished = store.until_paused(&mut slow).await;
+            if finished {
+                return true;
+            }
+            prune(&repository, &fast).await.expect("nothing stops it");
+            store.resume();
+            slow.await.expect("the other prune is no damage");
+            check_all(&repository, &history).await;
+            let head = repository.head().await.unwrap().unwrap();
+            assert_eq!(head.backups.len(), 2);
+            false
+        });
+        if finished {
+            break;
+        }
+        overtaken += 1;
+    }
+    assert!(overtaken > 8, "{overtaken}");
+}
+
+/// A prune abandons a backup and deletes its base, before each request of the backup.
+#[test]
+fn abandoned_backup_without_its_base_is_fenced() {
+    for at in 0.. {
+        let finished = run(async move {
+            let mut history = History::new(3, RANGE_BYTES);
+            let store = Arc::new(FaultyStore::new());
+            let repository = repository(store.clone());
+            let first = history.snapshot(20);
+            command(&repository, &history, first).await.unwrap();
+            let second = history.snapshot(20);
+            store.pause(at);
+            let mut slow = Box::pin(command(&repository, &history, second));
+            if store.until_paused(&mut slow).await {
+                return true;
+            }
+            let head = repository.head().await.unwrap().unwrap();
+            let remove = vec![head.backups[0].id];
+            let retention = Retention { remove, ..Retention::default() };
+            let plan = plan_prune(&head, &retention, 2_000_000);
+            prune(&repository, &plan).await.unwrap();
+            store.resume();
+            match (slow.await, plan.abandon.is_empty()) {
+                (Err(error), false) => assert_eq!(error, BackupError::Fenced, "{at}"),
+                (Err(BackupError::Limit(text)), true) => assert!(text.contains("pruned"), "{text}"),
+                (result, true) => drop(result.expect("it has its base, or needs none")),
+                (Ok(_), false) => panic!("it was abandoned"),
+            }
+            check_all(&repository, &history).await;
+            false
+        });
+        if finished {
+            break;
+        }
+    }
+}
+
+/// A backup with finished ranges was interrupted as often as one record allows.
+#[test]
+fn many_interruptions_keep_finished_ranges() {
+    run(async {
+        let mut history = History::new(5, RANGE_BYTES);
+        let store = Arc::new(FaultyStore::new());
+        let repository = repository(store.clone());
+        let number = history.snapshot(30);
+        // The first range and its index are stored.
+        let mut at = 6;
+        let head = loop {
+            store.fail(at, Fault::Denied);
+            command(&repository, &history, number).await.expect_err("it is interrupted");
+            assert!(store.heal());
+            let head = repository.head().await.unwrap().unwrap_or_default();
+            let names = store.names().await;
+            if names.iter().any(|name| name.contains("index-")) {
+                break head;
+            }
+            // Each attempt lists the objects of one more writer.
+            at += 3;
+        };
+        let first = head.unfinished[0].writers.clone();
+        change(&repository, |head| {
+            let writers = &mut head.unfinished[0].writers;
+            while writers.len() < crate::limits::ATTEMPTS_MAX {
+                writers.push(crate::id::WriterId::random());
+            }
+        })
+        .await;
+        let entry = command(&repository, &history, number).await.expect("it continues");
+        let manifest = repository.manifest(&entry).await.unwrap();
+        assert!(first.iter().any(|writer| manifest.writers.contains(writer)), "{manifest:?}");
         check_all(&repository, &history).await;
     });
 }
@@ -489,6 +644,34 @@ fn retention_keeps_by_count_or_age() {
     let removed: Vec<u64> =
         plan.remove.iter().map(|entry| entry.snapshot.created_seconds).collect();
     assert_eq!(removed, [10]);
+}
+
+/// The clock of a server was wrong when a snapshot was taken.
+#[test]
+fn snapshot_from_the_future_does_not_stay_for_ever() {
+    run(async {
+        let mut history = History::new(14, 0);
+        let repository = repository(Arc::new(FaultyStore::new()));
+        for _ in 0..3 {
+            let number = history.snapshot(5);
+            command(&repository, &history, number).await.unwrap();
+        }
+        let mut head = repository.head().await.unwrap().unwrap();
+        for (entry, (created, completed)) in
+            head.backups.iter_mut().zip([(9_000_000, 100), (200, 200), (300, 300)])
+        {
+            entry.snapshot.created_seconds = created;
+            entry.completed_seconds = completed;
+        }
+        let rules = [
+            Retention { keep: Some(2), ..Retention::default() },
+            Retention { keep_within_s: Some(800), ..Retention::default() },
+        ];
+        for retention in rules {
+            let plan = plan_prune(&head, &retention, 1_000);
+            assert_eq!(plan.remove, head.backups[..1], "{retention:?}");
+        }
+    });
 }
 
 async fn change(repository: &Repository, mut change: impl FnMut(&mut Head)) {
