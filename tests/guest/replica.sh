@@ -197,7 +197,7 @@ connect() {
 # Commands Supported and Effects: tools and kernels check it before they send an unknown command.
 effects() {
     nvme get-log "/dev/$(controller_of "$replica")" -i 5 -l 4096 -b >effects-log
-    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8 0xdc 0xe0 0xe4 0xe8 0xec 0xf2 0xf5 0xf6; do
+    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8 0xdc 0xe0 0xe4 0xe8 0xec 0xf2 0xf5 0xf6 0xf9; do
         # Supported, changes no blocks, applies to this namespace.
         [ "$(number effects-log $((opcode * 4)) 4)" -eq $((0x100001)) ]
     done
@@ -240,6 +240,9 @@ not_attached() {
     done
     ends $invalid_field admin -o 0xf5 -w -l 144 -i snapshot.bin --cdw10=5 --cdw11=1000
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xf6 -n 1 -r -l 4096
+    head -c 4096 /dev/zero >page.bin
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xf9 -n 1 -w -l 4096 -i page.bin
+    ends $invalid_field admin -o 0xf9 -w -l 4096 -i page.bin --cdw10=1
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xd0 -n 1 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc \
         --cdw14=0x89abcdef --cdw15=0x01234567

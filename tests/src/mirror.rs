@@ -138,8 +138,9 @@ impl Pair {
                 Some(disk) => (disk.device(), String::new()),
                 None => (disk.display().to_string(), format!(", intent_log = {log:?}")),
             };
+            let state = scratch.join(&format!("{node}.state"));
             let text = format!(
-                "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\ninsecure = true\n\
+                "[server]\nnode = \"{node}\"\nstate = {state:?}\n[peer.{peer}]\naddress = \"{others}\"\ninsecure = true\n\
                  timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \
                  \"{peer}\"{log}{comma}{options} }}\n{}\ndevice = {device:?}\n",
                 volume[index]

@@ -238,7 +238,7 @@ pub fn assert_examples_are_run() {
         .filter_map(|line| line.strip_prefix("## ")?.strip_suffix("h)")?.rsplit_once('('))
         .map(|(_, opcode)| format!("-o 0x{} ", opcode.to_lowercase()))
         .collect();
-    assert_eq!(opcodes.len(), 22, "the headings of commands: {opcodes:?}");
+    assert_eq!(opcodes.len(), 23, "the headings of commands: {opcodes:?}");
     for opcode in opcodes {
         assert!(run.iter().any(|line| line.contains(&opcode)), "no scenario runs {opcode}");
     }

@@ -26,6 +26,7 @@ pub mod mirror;
 mod named;
 pub mod ondisk;
 pub mod options;
+pub mod reservations;
 pub mod session;
 pub mod snapshot;
 pub mod state;
@@ -45,4 +46,5 @@ pub use mirror::Mirror;
 pub use options::{
     Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
 };
+pub use reservations::{ReservationObstacle, ReservationRecords};
 pub use snapshot::{LegSnapshots, SnapshotFuture};

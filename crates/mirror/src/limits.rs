@@ -253,3 +253,9 @@ pub const ARBITER_RETRY_MS: u64 = 250;
 /// Minimum time before a peer that was detached because of a full queue is brought up to date, in
 /// milliseconds. It keeps the peer from alternating between falling behind and catching up.
 pub const DETACH_PAUSE_MS: u64 = 10_000;
+
+/// Bytes of a record of reservations in one request.
+pub const RESERVATION_PAGE_BYTES: usize = 4096;
+
+/// Longest record of reservations, in bytes: eight pages.
+pub const RESERVATION_RECORD_MAX_BYTES: usize = 8 * RESERVATION_PAGE_BYTES;

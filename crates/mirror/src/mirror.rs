@@ -51,6 +51,7 @@ use crate::io::range_lock::RangeLock;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::options::{Mode, PeerOptions};
+use crate::reservations::ReplicatedReservations;
 use crate::session::bad_ranges::BadRanges;
 use crate::snapshot::LegSnapshots;
 use crate::state::status::{DesiredState, LegPhase};
@@ -82,6 +83,7 @@ pub(crate) struct Inner {
     next_session: AtomicU64,
     /// Takes snapshots of the local device, if it can have any.
     pub(crate) leg_snapshots: OnceLock<Arc<dyn LegSnapshots>>,
+    pub(crate) reservations: ReplicatedReservations,
 }
 
 /// The part of a leg that is not under the state's lock.
@@ -254,6 +256,7 @@ impl Mirror {
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
             leg_snapshots: OnceLock::new(),
+            reservations: ReplicatedReservations::default(),
         });
         inner.load_out_of_sync();
         inner.load_suspect();

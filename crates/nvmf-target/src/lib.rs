@@ -76,7 +76,9 @@ use namespace::NamespaceAccess;
 pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub(crate) use queue::ControllerQueue;
 pub use queue::IoTotals;
-pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationState, ReservationStore};
+pub use reservation::{
+    RESERVATION_RECORD_MAX_BYTES, ReservationReplication, ReservationState, ReservationStore,
+};
 pub use subsystem::SubsystemConfig;
 use subsystem::{ServedSubsystem, SubsystemKind};
 use tls::{HandshakeKeys, TlsKeys};

@@ -6,6 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_nvme::command::admin::{GetLogPage, Identify};
 use flagstone_nvme::command::reservation::{ReportHeader, ReportRegistrant};
 use flagstone_nvme::event::AsyncEvent;
@@ -13,7 +14,9 @@ use flagstone_nvme::identify::{Cns, IdentifyController, IdentifyNamespace};
 use flagstone_nvme::log::{LogId, ReservationNotification};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{IoOpcode, Nqn, Sqe, Status, Wire};
-use flagstone_nvmf_target::{NamespaceConfig, ReservationState, ReservationStore, TargetError};
+use flagstone_nvmf_target::{
+    NamespaceConfig, ReservationReplication, ReservationState, ReservationStore, TargetError,
+};
 use flagstone_runtime::{spawn, time};
 use parking_lot::Mutex;
 
@@ -35,11 +38,14 @@ const PREEMPT_AND_ABORT: u32 = 2;
 
 /// Server with reservations on namespace 1.
 fn server_of(store: Option<Arc<dyn ReservationStore>>, record: Option<&[u8]>) -> Server {
+    server_with(&ReservationState::open(store, record).unwrap())
+}
+
+fn server_with(reservations: &ReservationState) -> Server {
     let server = Server::new();
     let (target, nqn) = (&server.target, subsystem());
     target.remove_namespace(&nqn, 1).unwrap();
-    let reservations = ReservationState::open(store, record).unwrap();
-    target.add_reservable_namespace(&nqn, namespace(&server), &reservations).unwrap();
+    target.add_reservable_namespace(&nqn, namespace(&server), reservations).unwrap();
     server
 }
 
@@ -411,5 +417,99 @@ fn persistent_reservation_survives_restart() {
         drop((one, two, second));
         let refused = ReservationState::open(None, Some(&record[1..]));
         assert!(matches!(refused, Err(TargetError::ReservationRecord(_))));
+    });
+}
+
+/// A node of a mirror.
+#[derive(Default)]
+struct Node {
+    stored: Mutex<Option<Vec<u8>>>,
+    replicated: Mutex<Vec<Vec<u8>>>,
+    failure: Mutex<Option<IoError>>,
+    is_target: Mutex<bool>,
+}
+
+impl ReservationStore for Node {
+    fn save(&self, record: Option<&[u8]>) -> std::io::Result<()> {
+        *self.stored.lock() = record.map(<[u8]>::to_vec);
+        Ok(())
+    }
+
+    fn replication(&self) -> Option<&dyn ReservationReplication> {
+        Some(self)
+    }
+}
+
+impl ReservationReplication for Node {
+    fn check(&self) -> Result<(), Status> {
+        if *self.is_target.lock() { Err(Status::INTERNAL_PATH_ERROR) } else { Ok(()) }
+    }
+
+    fn replicate(&self, record: &[u8]) -> IoFuture<()> {
+        assert_eq!(self.stored.lock().as_deref(), Some(record), "it is stored here first");
+        self.replicated.lock().push(record.to_vec());
+        IoFuture::ready(self.failure.lock().map_or(Ok(()), Err))
+    }
+}
+
+fn opened(node: &Arc<Node>) -> ReservationState {
+    let store: Arc<dyn ReservationStore> = node.clone();
+    ReservationState::open(Some(store), node.stored.lock().as_deref()).unwrap()
+}
+
+#[test]
+fn change_that_is_not_replicated_fails() {
+    on_each_driver(async || {
+        let node = Arc::<Node>::default();
+        let server = server_with(&opened(&node));
+        let mut one = Host::attach(&server, &options(1)).await;
+        register(&mut one.io, 10).await;
+        let first = node.stored.lock().clone();
+        assert_eq!(node.replicated.lock().last(), first.as_ref(), "also without PTPL");
+        *node.failure.lock() = Some(IoError::Unreachable);
+        let path_error = Err(Status::INTERNAL_PATH_ERROR);
+        assert_eq!(acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await, path_error);
+        assert_eq!((report(&mut one.io).await.0.kind, node.stored.lock().clone()), (0, first));
+        assert_eq!(node.replicated.lock().len(), 2);
+        // Also a command that changes nothing: another node may serve the namespace.
+        assert_eq!(
+            reserve(&mut one.io, IoOpcode::RESERVATION_RELEASE, WRITE_EXCLUSIVE, [10, 0]).await,
+            path_error
+        );
+        *node.is_target.lock() = true;
+        *node.failure.lock() = None;
+        assert_eq!(acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await, path_error);
+        let refused = one.io.ask(Sqe::reservation_report(6, 1, 4096)).await.unwrap_err();
+        assert_eq!(refused, Status::INTERNAL_PATH_ERROR);
+        drop(one);
+        server.is_sound().await;
+    });
+}
+
+#[test]
+fn reservations_of_source_are_enforced() {
+    on_each_driver(async || {
+        let (source, target) = (Arc::<Node>::default(), Arc::<Node>::default());
+        let (state, replica) = (opened(&source), opened(&target));
+        let (server, other) = (server_with(&state), server_with(&replica));
+        let mut one = Host::attach(&server, &options(1)).await;
+        let mut two = Host::attach(&other, &options(2)).await;
+        register(&mut one.io, 10).await;
+        acquire(&mut one.io, WRITE_EXCLUSIVE, [10, 0]).await.unwrap();
+        two.io.write(1, 8, BLOCK as u64, &pattern(1, BLOCK)).await.unwrap();
+        let record = state.replicated_record();
+        other.target.replace_reservations(&replica, record.clone()).await.unwrap();
+        assert_eq!(access(&mut two.io).await.1, vec![CONFLICT; 5]);
+        assert_eq!(target.stored.lock().as_ref(), Some(&record));
+        assert_eq!(report(&mut two.io).await.1[0].key.get(), 10);
+        // As after a restart.
+        assert_eq!(opened(&target).replicated_record(), record);
+        let damaged = other.target.replace_reservations(&replica, vec![1]).await;
+        assert_eq!(damaged.unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+        assert_eq!(replica.replicated_record(), record);
+        other.target.replace_reservations(&replica, Vec::new()).await.unwrap();
+        two.io.write(1, 8, BLOCK as u64, &pattern(1, BLOCK)).await.unwrap();
+        assert_eq!(*target.stored.lock(), None);
+        drop((one, two));
     });
 }

@@ -5,13 +5,16 @@ use flagstone_mirror::agree::decide::ReplicaView;
 use flagstone_mirror::agree::generation::{GenerationHistory, GenerationList};
 use flagstone_mirror::id::{Generation, MirrorId};
 use flagstone_mirror::io::reorder::WriteOrder;
-use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN, SNAPSHOT_NAME_BYTES, SNAPSHOTS_PER_PAGE};
+use flagstone_mirror::limits::{
+    BASES_LEN, HISTORY_LEN, RESERVATION_PAGE_BYTES, RESERVATION_RECORD_MAX_BYTES,
+    SNAPSHOT_NAME_BYTES, SNAPSHOTS_PER_PAGE,
+};
 use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_mirror::wire::peer::{
     AttachRequest, BadRangeReport, LossPermission, PeerRefusal, PeerReply, PeerRequest,
-    RecordStamp, ReplicaIdentity,
+    RecordStamp, ReplicaIdentity, ReservationPage,
 };
 use flagstone_mirror::wire::snapshot::{SnapshotAction, SnapshotId, SnapshotName, SnapshotRequest};
 use flagstone_mirror::{LinkVersion, LinkVersions};
@@ -26,6 +29,8 @@ const _: () = assert!(BASES_LEN == wire::reply::BASES && HISTORY_LEN == wire::re
 const _: () = assert!(flagstone_mirror::limits::CHECK_BYTES == wire::CHECK_BYTES);
 const _: () = assert!(SNAPSHOT_NAME_BYTES == wire::SNAPSHOT_NAME_BYTES);
 const _: () = assert!(SNAPSHOTS_PER_PAGE == wire::SNAPSHOTS_PER_PAGE);
+const _: () = assert!(RESERVATION_PAGE_BYTES == wire::RESERVATION_PAGE_BYTES);
+const _: () = assert!(RESERVATION_RECORD_MAX_BYTES == wire::RESERVATION_RECORD_MAX_BYTES);
 
 /// Encodes a request as a command; `None` for a range that no command can express.
 pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
@@ -88,6 +93,14 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
             wire::ReplicaRequest::Snapshot { snapshot, command }
         }
         PeerRequest::SnapshotIds { after } => wire::ReplicaRequest::Snapshots { after: after.0 },
+        PeerRequest::Reservations(ref page) => {
+            let &ReservationPage { number, record_bytes, ref part } = page;
+            wire::ReplicaRequest::Reservations(wire::ReservationPage::new(
+                number,
+                record_bytes,
+                part,
+            )?)
+        }
         PeerRequest::Checksums { offset, len, unit_bytes } => {
             let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
             if unit_bytes < wire::CHECK_UNIT_MIN_BYTES {
@@ -223,6 +236,11 @@ pub(crate) fn from_wire(request: wire::ReplicaRequest) -> Option<PeerRequest> {
         wire::ReplicaRequest::Snapshots { after } => {
             PeerRequest::SnapshotIds { after: SnapshotId(after) }
         }
+        wire::ReplicaRequest::Reservations(page) => PeerRequest::Reservations(ReservationPage {
+            number: page.number(),
+            record_bytes: page.record_bytes(),
+            part: page.part().to_vec(),
+        }),
     })
 }
 
@@ -329,6 +347,7 @@ fn identity_to_wire(identity: &ReplicaIdentity) -> wire::IdentifyReplica {
     let resolution = [
         (identity.is_discarding, wire::IdentifyReplica::DISCARDS),
         (identity.has_source, wire::IdentifyReplica::HAS_SOURCE),
+        (identity.keeps_reservations, wire::IdentifyReplica::KEEPS_RESERVATIONS),
     ];
     let set = resolution.iter().filter(|(is, _)| *is);
     encoded.resolution = set.fold(0, |all, (_, flag)| all | flag);
@@ -404,6 +423,7 @@ fn identity_from_wire(
         volatile_cache: encoded.has(wire::IdentifyReplica::VOLATILE_CACHE),
         is_discarding: encoded.resolution & wire::IdentifyReplica::DISCARDS != 0,
         has_source: encoded.resolution & wire::IdentifyReplica::HAS_SOURCE != 0,
+        keeps_reservations: encoded.resolution & wire::IdentifyReplica::KEEPS_RESERVATIONS != 0,
         versions,
     }
 }

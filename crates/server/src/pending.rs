@@ -217,10 +217,14 @@ impl Server {
             mirrors.insert(place, mirrored.clone());
         }
         mirrored.set_arbiter(self.arbiter.clone());
-        let begun = match mirrored.start(&self.target, &self.mirror_shares).await {
-            Ok(()) => self.serve_volume(&served, device),
-            Err(error) => Err(error.into()),
+        let begun = async {
+            if let Some(records) = self.mirrored_reservations(&served, mirrored.handle())? {
+                mirrored.set_reservation_records(records);
+            }
+            mirrored.start(&self.target, &self.mirror_shares).await?;
+            self.serve_volume(&served, device)
         };
+        let begun = begun.await;
         if begun.is_err() {
             mirrored.abandon().await;
             self.mirrors.borrow_mut().retain(|other| other.volume != volume);

@@ -3,6 +3,8 @@
 //! A file is replaced as a whole, and is durable when the save returns. A volume whose file cannot
 //! be read is not served, because hosts that were excluded could write to it again.
 //!
+//! The peers of a mirrored volume have the same record ([`flagstone_mirror::reservations`]).
+//!
 //! Orders take a volume out of service and serve it again. Its reservations are kept meanwhile,
 //! also those without a file, until the volume is deleted ([`KeptReservations`]).
 
@@ -13,11 +15,19 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_config::names::Uuid;
-use flagstone_nvmf_target::{RESERVATION_RECORD_MAX_BYTES, ReservationState, ReservationStore};
+use flagstone_mirror::{Mirror, ReservationObstacle, ReservationRecords};
+use flagstone_nvme::Status;
+use flagstone_nvmf_target::{
+    RESERVATION_RECORD_MAX_BYTES, ReservationReplication, ReservationState, ReservationStore,
+    Target,
+};
 use flagstone_pool::PoolId;
 use flagstone_runtime::spawn_blocking;
+use parking_lot::Mutex;
 
+use crate::mirrors::MirrorHandle;
 use crate::serve::{ServeError, Server};
 use crate::subsystems::unservable;
 use crate::volume::ServedVolume;
@@ -42,6 +52,14 @@ impl RecordFile {
         let mut record = Vec::new();
         file.take(RESERVATION_RECORD_MAX_BYTES as u64 + 1).read_to_end(&mut record)?;
         Ok(Some(record))
+    }
+
+    /// The same, for a volume that is about to be served.
+    fn stored(&self) -> Result<Option<Vec<u8>>, ServeError> {
+        self.read().map_err(|error| {
+            let path = self.path.display();
+            unservable(format!("{path}: the reservations cannot be read: {error}"))
+        })
     }
 
     /// Removes the record, if there is one.
@@ -80,9 +98,74 @@ impl ReservationStore for RecordFile {
     }
 }
 
+/// Reservations of a mirrored volume: the record file of this node, and the mirror that takes the
+/// record to its peers.
+struct MirroredRecord {
+    file: RecordFile,
+    mirror: Mutex<Arc<MirrorHandle>>,
+}
+
+impl MirroredRecord {
+    fn mirror(&self) -> Option<Mirror> {
+        self.mirror.lock().mirror()
+    }
+}
+
+impl ReservationStore for MirroredRecord {
+    fn save(&self, record: Option<&[u8]>) -> io::Result<()> {
+        self.file.save(record)
+    }
+
+    fn replication(&self) -> Option<&dyn ReservationReplication> {
+        Some(self)
+    }
+}
+
+impl ReservationReplication for MirroredRecord {
+    fn check(&self) -> Result<(), Status> {
+        let mirror = self.mirror().ok_or(Status::INTERNAL_PATH_ERROR)?;
+        mirror.check_reservable().map_err(|obstacle| match obstacle {
+            ReservationObstacle::NotServing => Status::INTERNAL_PATH_ERROR,
+            ReservationObstacle::Peer => {
+                tracing::warn!("a reservation command of a host is refused: {obstacle}");
+                Status::INVALID_OPCODE.dnr()
+            }
+        })
+    }
+
+    fn replicate(&self, record: &[u8]) -> IoFuture<()> {
+        match self.mirror() {
+            Some(mirror) => mirror.replicate_reservations(record),
+            None => IoFuture::ready(Err(IoError::Unreachable)),
+        }
+    }
+}
+
+/// Reservations of a mirrored volume, as its mirror sees them.
+struct HostReservations {
+    target: Arc<Target>,
+    state: ReservationState,
+}
+
+impl ReservationRecords for HostReservations {
+    fn record(&self) -> Vec<u8> {
+        self.state.replicated_record()
+    }
+
+    fn replace(&self, record: Vec<u8>) -> IoFuture<()> {
+        let (target, state) = (self.target.clone(), self.state.clone());
+        IoFuture::later(async move {
+            target.replace_reservations(&state, record).await.map_err(|error| {
+                tracing::error!("the reservations of the source cannot be stored: {error}");
+                IoError::WriteFault
+            })
+        })
+    }
+}
+
 /// Support of reservations by a volume.
 pub(crate) enum ReservationSupport {
-    /// None: the peers of a mirrored volume would not know them after a switchover.
+    /// None: a mirrored volume, of a server without a state directory.
     None,
     /// Until the server ends; with a state directory also across restarts, if a host asks for that.
     Hosts(ReservationState),
@@ -97,6 +180,8 @@ struct KeptState {
     /// The volume, if it is in a pool.
     volume: Option<PoolId>,
     state: ReservationState,
+    /// Its storage, if it is mirrored.
+    mirrored: Option<Arc<MirroredRecord>>,
 }
 
 impl KeptReservations {
@@ -142,7 +227,11 @@ impl Server {
         volume: &ServedVolume,
     ) -> Result<ReservationSupport, ServeError> {
         if volume.config.mirror().is_some() {
-            return Ok(ReservationSupport::None);
+            let kept = self.pools.reservations.0.borrow();
+            let known = kept.get(&volume.uuid.into_bytes()).filter(|kept| kept.mirrored.is_some());
+            return Ok(known.map_or(ReservationSupport::None, |known| {
+                ReservationSupport::Hosts(known.state.clone())
+            }));
         }
         let mut kept = self.pools.reservations.0.borrow_mut();
         if let Some(known) = kept.get(&volume.uuid.into_bytes()) {
@@ -151,8 +240,45 @@ impl Server {
         let state = stored_reservations(self.pools.directory(), &volume.uuid)?;
         kept.retain(|_, kept| kept.state.is_needed());
         let place = volume.pool.as_ref().map(|place| place.id);
-        kept.insert(volume.uuid.into_bytes(), KeptState { volume: place, state: state.clone() });
+        let added = KeptState { volume: place, state: state.clone(), mirrored: None };
+        kept.insert(volume.uuid.into_bytes(), added);
         Ok(ReservationSupport::Hosts(state))
+    }
+
+    /// What keeps the reservations of a mirrored volume on this node; `None` without a state
+    /// directory. Before its mirror starts: a source may replace them at once.
+    ///
+    /// # Errors
+    /// The record cannot be read.
+    pub(crate) fn mirrored_reservations(
+        &self,
+        volume: &ServedVolume,
+        mirror: &Arc<MirrorHandle>,
+    ) -> Result<Option<Arc<dyn ReservationRecords>>, ServeError> {
+        let Some(directory) = self.pools.directory() else { return Ok(None) };
+        let mut kept = self.pools.reservations.0.borrow_mut();
+        let uuid = volume.uuid.into_bytes();
+        let known = kept.get(&uuid).and_then(|kept| Some((&kept.state, kept.mirrored.as_ref()?)));
+        let state = match known {
+            Some((state, record)) => {
+                // An earlier attempt to start it has failed.
+                *record.mirror.lock() = mirror.clone();
+                state.clone()
+            }
+            None => {
+                let file = RecordFile::new(directory, &volume.uuid);
+                let stored = file.stored()?;
+                let record = Arc::new(MirroredRecord { file, mirror: Mutex::new(mirror.clone()) });
+                let store: Arc<dyn ReservationStore> = record.clone();
+                let state = ReservationState::open(Some(store), stored.as_deref());
+                let state = state.map_err(unservable)?;
+                let added =
+                    KeptState { volume: None, state: state.clone(), mirrored: Some(record) };
+                kept.insert(uuid, added);
+                state
+            }
+        };
+        Ok(Some(Arc::new(HostReservations { target: self.target.clone(), state })))
     }
 }
 
@@ -180,9 +306,7 @@ fn stored_reservations(
         return ReservationState::open(None, None).map_err(unservable);
     };
     let file = Arc::new(RecordFile::new(directory, uuid));
-    let record = file.read().map_err(|error| {
-        unservable(format!("{}: the reservations cannot be read: {error}", file.path.display()))
-    })?;
+    let record = file.stored()?;
     ReservationState::open(Some(file), record.as_deref()).map_err(unservable)
 }
 

@@ -124,6 +124,7 @@ mod tests {
             volatile_cache: true,
             is_discarding: false,
             has_source: false,
+            keeps_reservations: false,
             versions,
         }
     }

@@ -265,6 +265,36 @@ impl Inner {
         }
     }
 
+    /// Admits a request to all peers that receive writes. Every other peer is recorded as out of
+    /// date, as for a write.
+    pub(crate) fn admit_request(&self) -> MirrorAdmission {
+        let state = self.lock();
+        if let Some(stop) = state.barrier() {
+            return stop;
+        }
+        // The peer may have taken over.
+        if self.failover.lease_has_ended() {
+            return MirrorAdmission::Wait(state.changes);
+        }
+        for (leg, own) in self.legs.iter().zip(&state.legs).filter(|(_, own)| !own.receives_writes)
+        {
+            if let Some(stop) = lost_leg_barrier(&leg.options(), own, &state) {
+                return stop;
+            }
+        }
+        let mut dispatch = self.dispatch(&state);
+        for (index, own) in state.legs.iter().enumerate() {
+            if let Some(session) = own.session.clone().filter(|_| own.receives_writes) {
+                self.calls.begin(Counted::Leg(index, None));
+                let (session_id, durable) = (own.session_id, true);
+                let (half, numbers) = (None, None);
+                dispatch.legs[index] =
+                    LegDispatch::Send(LegCall { session, session_id, durable, half, numbers });
+            }
+        }
+        MirrorAdmission::Admitted(dispatch)
+    }
+
     pub(crate) fn admit_flush(&self) -> MirrorAdmission {
         let state = self.lock();
         if let Some(stop) = state.barrier() {
@@ -389,6 +419,15 @@ fn admission_barrier(
             OnCongestion::Detach => MirrorAdmission::Detach(index, own.session_id),
         });
     }
+    lost_leg_barrier(&options, own, state)
+}
+
+/// The reason why a leg that receives no writes keeps one from being admitted, if there is one.
+fn lost_leg_barrier(
+    options: &PeerOptions,
+    own: &LegState,
+    state: &State,
+) -> Option<MirrorAdmission> {
     if options.blocks_on_peer_loss() && own.desired_state == DesiredState::Connected {
         return Some(MirrorAdmission::Blocked(state.changes));
     }

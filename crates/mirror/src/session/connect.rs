@@ -60,6 +60,8 @@ pub(crate) enum SessionEnd {
     /// The peer's data would be replaced, and the peer could still be preferred after a crash.
     #[error("no full resync: {0}")]
     NotOutdated(#[from] NotOutdated),
+    #[error("hosts have reservations, and the peer keeps none")]
+    KeepsNoReservations,
     /// The session was lost, or the operator ended it.
     #[error("the session has ended")]
     Lost,
@@ -343,6 +345,7 @@ async fn lead(
     amount: Option<ResyncAmount>,
     promote: bool,
 ) -> Result<Never, SessionEnd> {
+    inner.check_keeps_reservations(leg, &peers)?;
     let full = inner.lock().legs[leg].full_resync;
     let amount = if full { Some(ResyncAmount::Full) } else { amount };
     // Calls left over from earlier sessions are marked before anything is decided.
@@ -458,6 +461,7 @@ async fn confirm_in_sync(
     inner.open_for_writes(leg, session_id, |state| {
         state.generation_bump != GenerationBump::Records && unchanged(state)
     })?;
+    inner.send_reservations(leg, session).await?;
     inner.in_sync(leg, session_id)
 }
 
@@ -487,6 +491,7 @@ async fn resync(
     inner.all_begun(leg).await?;
     inner.open_for_writes(leg, session_id, |_| true)?;
     inner.change(|state| state.legs[leg].inconsistent = true);
+    inner.send_reservations(leg, session).await?;
     let mut retry = None;
     loop {
         let pass = crate::session::resync::copy(inner, leg, session, session_id, retry.take());

@@ -136,6 +136,7 @@ mod tests {
             volatile_cache: true,
             is_discarding: false,
             has_source: false,
+            keeps_reservations: false,
             versions: LinkVersions::SPOKEN,
         }
     }

@@ -48,6 +48,8 @@ pub struct TargetSession {
     reorder: Mutex<Arc<Mutex<ReorderBuffer>>>,
     /// Replica at the other end, after it has identified itself, and the epoch reported to it.
     asker: Mutex<(MirrorId, u64)>,
+    /// Pages of a record of reservations that have arrived, in order.
+    reservation_pages: Mutex<Vec<u8>>,
 }
 
 impl Mirror {
@@ -56,7 +58,8 @@ impl Mirror {
         let number = self.0.next_session();
         let inner = self.0.clone();
         let (reorder, asker) = (Mutex::default(), Mutex::default());
-        Arc::new(TargetSession { inner, number, reorder, asker })
+        let reservation_pages = Mutex::default();
+        Arc::new(TargetSession { inner, number, reorder, asker, reservation_pages })
     }
 }
 
@@ -266,6 +269,9 @@ impl TargetSession {
                 drop(served);
                 inner.snapshot_ids(after).await
             }
+            PeerRequest::Reservations(page) => {
+                inner.keep_reservations(served, &self.reservation_pages, page).await
+            }
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
             PeerRequest::Renew { offer, failover_after_ms, lag_ms } => {
@@ -472,6 +478,7 @@ impl Inner {
             volatile_cache: self.local.data().geometry().volatile_cache,
             is_discarding: state.resolution == Resolution::Discards,
             has_source: state.attached.is_some(),
+            keeps_reservations: self.reservations.are_kept(),
             versions: self.versions,
         }
     }

@@ -281,6 +281,9 @@ pub enum PeerRequest {
         /// [`SnapshotId::NONE`] for the first ones.
         after: SnapshotId,
     },
+    /// A page of the record of the volume's reservations. With the last one, the replica stores the
+    /// record durably and answers. Requires [`ReplicaIdentity::keeps_reservations`].
+    Reservations(ReservationPage),
     /// Asks for checksums of the replica's data. Answered with [`PeerReply::Checksums`].
     Checksums {
         /// Offset, in bytes.
@@ -290,6 +293,18 @@ pub enum PeerRequest {
         /// Bytes per checksum.
         unit_bytes: u32,
     },
+}
+
+/// Content of [`PeerRequest::Reservations`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservationPage {
+    /// From 0.
+    pub number: u32,
+    /// Length of the whole record, in bytes: at most
+    /// [`RESERVATION_RECORD_MAX_BYTES`](crate::limits::RESERVATION_RECORD_MAX_BYTES).
+    pub record_bytes: u32,
+    /// [`RESERVATION_PAGE_BYTES`](crate::limits::RESERVATION_PAGE_BYTES), fewer in the last page.
+    pub part: Vec<u8>,
 }
 
 /// Parameters of [`PeerRequest::Attach`].
@@ -374,6 +389,8 @@ pub struct ReplicaIdentity {
     /// A source is attached to it, so it discards no data. False for releases that do not report
     /// it.
     pub has_source: bool,
+    /// It keeps the volume's reservations. False for releases that do not report it.
+    pub keeps_reservations: bool,
     /// Versions of the link that it speaks.
     pub versions: LinkVersions,
 }

@@ -18,12 +18,14 @@ pub mod compressed;
 pub mod order;
 pub mod reply;
 pub mod request;
+pub mod reservations;
 pub mod snapshot;
 
 pub use compressed::{Codec, CompressedWrite};
 pub use order::{OrderedWrite, OrderedZeroes, WritePosition};
 pub use reply::{IdentifyError, IdentifyReplica, ReplicaRefusal, WireRole};
 pub use request::{Ancestors, Attach, LossPermission, ReplicaRequest, StateChange};
+pub use reservations::ReservationPage;
 pub use snapshot::{Snapshot, SnapshotAction, SnapshotCommand};
 
 /// Data of Replica Identify, in bytes.
@@ -50,6 +52,10 @@ pub const SNAPSHOT_NAME_BYTES: usize = 128;
 pub const SNAPSHOT_BYTES: usize = 16 + SNAPSHOT_NAME_BYTES;
 /// Snapshots in one page of Replica Snapshots.
 pub const SNAPSHOTS_PER_PAGE: usize = DATA_MAX_BYTES / 16;
+/// Data of Replica Reservations, in bytes.
+pub const RESERVATION_PAGE_BYTES: usize = DATA_MAX_BYTES;
+/// Longest record of reservations, in bytes: eight pages.
+pub const RESERVATION_RECORD_MAX_BYTES: usize = 8 * RESERVATION_PAGE_BYTES;
 /// Most data of any admin command, in bytes.
 pub const DATA_MAX_BYTES: usize = 4096;
 
@@ -96,6 +102,7 @@ opcodes! {
         RENEW = 0xf2, "Replica Renew";
         SNAPSHOT = 0xf5, "Replica Snapshot";
         SNAPSHOTS = 0xf6, "Replica Snapshots";
+        RESERVATIONS = 0xf9, "Replica Reservations";
     }
 
     /// I/O opcodes of vendor specific commands.
@@ -134,6 +141,7 @@ mod tests {
             ControllerToHost,
             HostToController,
             ControllerToHost,
+            HostToController,
         ];
         assert_eq!(directions.len(), admin::ALL.len());
         for (opcode, direction) in admin::ALL.into_iter().zip(directions) {

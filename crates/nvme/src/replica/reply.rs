@@ -34,8 +34,8 @@ wire! {
         /// Supported codecs of Compressed Write: [`super::Codec::bit`]. Readers ignore unknown
         /// bits.
         224 => pub codecs: u8;
-        /// Resolution of a split brain: [`IdentifyReplica::DISCARDS`],
-        /// [`IdentifyReplica::HAS_SOURCE`]. Readers ignore unknown bits.
+        /// [`IdentifyReplica::DISCARDS`], [`IdentifyReplica::HAS_SOURCE`] and
+        /// [`IdentifyReplica::KEEPS_RESERVATIONS`]. Readers ignore unknown bits.
         225 => pub resolution: u8;
         /// Highest supported version of the link protocol; 0 if not reported, which means only the
         /// lowest.
@@ -84,6 +84,8 @@ impl IdentifyReplica {
     pub const DISCARDS: u8 = 1 << 0;
     /// In `resolution`: a source is attached to it, for which it keeps its data.
     pub const HAS_SOURCE: u8 = 1 << 1;
+    /// In `resolution`: it keeps the volume's reservations.
+    pub const KEEPS_RESERVATIONS: u8 = 1 << 2;
     const FLAGS: u8 = (1 << 6) - 1;
 
     /// A reply with this role and these versions of the link protocol, all else 0.

@@ -1,9 +1,10 @@
 //! Requests to a replica: admin commands, and the data of those with data.
 
+use super::reservations::ReservationPage;
 use super::snapshot::{Snapshot, SnapshotAction, SnapshotCommand};
 use super::{
     ANCESTORS, ANCESTORS_BYTES, ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES,
-    DATA_MAX_BYTES, IDENTIFY_BYTES, SNAPSHOT_BYTES, admin,
+    DATA_MAX_BYTES, IDENTIFY_BYTES, RESERVATION_PAGE_BYTES, SNAPSHOT_BYTES, admin,
 };
 use crate::command::Sqe;
 use crate::opcode::{AdminOpcode, DataDirection};
@@ -188,7 +189,7 @@ impl LossPermission {
 }
 
 /// A request to a replica. Generations are 64 random bits, 0 for none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicaRequest {
     /// Requests the state of the replica, for `asker`.
     Identify {
@@ -309,6 +310,8 @@ pub enum ReplicaRequest {
         /// 0 for the first ones.
         after: [u8; 16],
     },
+    /// A page of the record of the volume's reservations.
+    Reservations(ReservationPage),
     /// Requests that the replica discard its data.
     Discard {
         /// Last common generation, or none.
@@ -354,6 +357,7 @@ impl ReplicaRequest {
             ReplicaRequest::Renew { .. } => admin::RENEW,
             ReplicaRequest::Snapshot { .. } => admin::SNAPSHOT,
             ReplicaRequest::Snapshots { .. } => admin::SNAPSHOTS,
+            ReplicaRequest::Reservations(_) => admin::RESERVATIONS,
             ReplicaRequest::Discard { .. } => admin::DISCARD,
         }
     }
@@ -378,6 +382,7 @@ impl ReplicaRequest {
             admin::ATTACH => Some(ATTACH_BYTES),
             admin::ANCESTORS => Some(ANCESTORS_BYTES),
             admin::SNAPSHOT => Some(SNAPSHOT_BYTES),
+            admin::RESERVATIONS => Some(RESERVATION_PAGE_BYTES),
             other => admin::ALL.contains(&other).then_some(0),
         }
     }
@@ -388,6 +393,7 @@ impl ReplicaRequest {
             ReplicaRequest::Attach { attach, .. } => attach.bytes(),
             ReplicaRequest::Ancestors(ancestors) => ancestors.bytes(),
             ReplicaRequest::Snapshot { snapshot, .. } => snapshot.bytes(),
+            ReplicaRequest::Reservations(page) => page.data(),
             _ => &[],
         }
     }
@@ -440,6 +446,10 @@ impl ReplicaRequest {
                 set(4, &wait_ms.to_le_bytes());
             }
             ReplicaRequest::Snapshots { after } => set(0, &after),
+            ReplicaRequest::Reservations(ref page) => {
+                set(0, &page.number().to_le_bytes());
+                set(4, &page.record_bytes().to_le_bytes());
+            }
             ReplicaRequest::Attach { revision, .. } => set(0, &revision.to_le_bytes()),
             ReplicaRequest::Ancestors(_) | ReplicaRequest::HandOver => {}
             ReplicaRequest::RunDegraded { lost: uuid, generation: number }
@@ -491,6 +501,10 @@ impl ReplicaRequest {
                 (ReplicaRequest::Snapshot { snapshot: *snapshot, command }, 8)
             }
             admin::SNAPSHOTS => (ReplicaRequest::Snapshots { after: fields.bytes(0) }, 16),
+            admin::RESERVATIONS => {
+                let page = ReservationPage::parse(fields.u32(0), fields.u32(4), data)?;
+                (ReplicaRequest::Reservations(page), 8)
+            }
             admin::BITMAP => (ReplicaRequest::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),

@@ -2,6 +2,7 @@
 //! refused.
 
 use super::*;
+use crate::replica::RESERVATION_RECORD_MAX_BYTES;
 use crate::replica::snapshot::SnapshotAction;
 use proptest::prelude::*;
 
@@ -76,6 +77,13 @@ fn any_request() -> impl Strategy<Value = ReplicaRequest> {
             ReplicaRequest::Snapshot { snapshot, command }
         }),
         any::<[u8; 16]>().prop_map(|after| ReplicaRequest::Snapshots { after }),
+        (1..RESERVATION_RECORD_MAX_BYTES, any::<u32>(), any::<u8>()).prop_map(|(len, at, byte)| {
+            let number = at % len.div_ceil(RESERVATION_PAGE_BYTES) as u32;
+            let begin = number as usize * RESERVATION_PAGE_BYTES;
+            let part = vec![byte; (len - begin).min(RESERVATION_PAGE_BYTES)];
+            let page = ReservationPage::new(number, len as u32, &part).expect("it is within");
+            ReplicaRequest::Reservations(page)
+        }),
     ]
 }
 
@@ -182,7 +190,7 @@ fn invalid_values_are_refused() {
         ReplicaRequest::Attach { attach: Attach::new([0; 16], [1; 16], 1, 1, false), revision: 0 },
         ReplicaRequest::Attach { attach: Attach::new([1; 16], [1; 16], 1, 1, false), revision: 1 },
     ] {
-        assert_eq!(parse(request), Err(INVALID), "{request:?}");
+        assert_eq!(parse(request.clone()), Err(INVALID), "{request:?}");
     }
     let far = ReplicaRequest::Checksum { offset: u64::MAX - 4095, len: 4096, unit_bytes: 4096 };
     assert_eq!(parse(far), Err(Status::LBA_OUT_OF_RANGE.dnr()));
@@ -198,7 +206,8 @@ proptest! {
     #[test]
     fn source_requests_reach_target(request in any_request()) {
         let (command, data) = (request.command(3, 9), request.data());
-        prop_assert_eq!(ReplicaRequest::parse(Sqe::view(command.bytes()).unwrap(), data), Ok(request));
+        let parsed = ReplicaRequest::parse(Sqe::view(command.bytes()).unwrap(), data);
+        prop_assert_eq!(parsed, Ok(request.clone()));
         prop_assert_eq!(ReplicaRequest::sent_bytes(request.opcode()), Some(data.len()));
         let moved = command.data.data_bytes.get() as usize;
         prop_assert_eq!(moved, data.len().max(request.reply_bytes()));

@@ -10,6 +10,8 @@
 //! - a change that survives restarts is durable before any host sees it. If it cannot be stored,
 //!   the command fails and nothing changes. A failed save may have taken effect on the disk: the
 //!   former record is saved again, at once, and before every later change until that succeeds;
+//! - on a mirrored volume, a change is also durable on every node that could serve the volume next,
+//!   and such a node enforces it before it serves ([`ReservationReplication`]);
 //! - when a command completes that restricted other hosts, none of their earlier writes is in
 //!   flight, on any connection, closed or not. So a preempted host's write cannot land later.
 //!   Preempt and Preempt and Abort are therefore the same. A device that never answers blocks the
@@ -21,10 +23,11 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::io;
+use std::io::{self, ErrorKind::InvalidData};
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_blockdev::IoFuture;
 use flagstone_nvme::command::reservation::{
     Acquire, Register, Release, ReportHeader, ReportRegistrant, ReservationReport,
 };
@@ -43,8 +46,9 @@ use super::{Target, TargetError};
 use crate::admin::reply_data;
 use crate::config::TargetConfig;
 use crate::controller::HostIdentity;
+use crate::io::status_of;
 pub(crate) use notify::NotificationLog;
-use record::{decode, encode};
+use record::{decode, encode, encode_used};
 pub(crate) use state::{DataUse, HostId, Restriction};
 use state::{ReservationChange, Reservations};
 
@@ -64,6 +68,29 @@ pub trait ReservationStore: Send + Sync {
     /// # Errors
     /// The record may be stored or not, or not durably.
     fn save(&self, record: Option<&[u8]>) -> std::io::Result<()>;
+
+    /// The other nodes that serve the namespace, of a mirrored volume. Its record has all
+    /// reservations, also those that end with a power loss: one node does not know that all lost
+    /// power.
+    fn replication(&self) -> Option<&dyn ReservationReplication> {
+        None
+    }
+}
+
+/// Storage of the reservations of one namespace on other nodes, of which one serves it.
+pub trait ReservationReplication: Send + Sync {
+    /// Checks that this node may change the reservations now.
+    ///
+    /// # Errors
+    /// The status of the command.
+    fn check(&self) -> Result<(), Status>;
+
+    /// Durably replaces the record on the other nodes, after it was saved on this one. A node that
+    /// serves the namespace later has it.
+    ///
+    /// # Errors
+    /// The command fails. This node no longer serves the namespace, or no other one has the record.
+    fn replicate(&self, record: &[u8]) -> IoFuture<()>;
 }
 
 /// Reservations of one namespace.
@@ -71,6 +98,8 @@ pub(crate) struct NamespaceReservations {
     state: Mutex<Reservations>,
     store: Option<Arc<dyn ReservationStore>>,
     stored: Mutex<StoredRecord>,
+    /// Order of the changes by hosts and by the source of a mirror.
+    turn: ReservationTurn,
 }
 
 /// Relation of the stored record to the state.
@@ -100,6 +129,12 @@ impl ReservationState {
         opened
             .map(|opened| ReservationState(Arc::new(opened)))
             .map_err(TargetError::ReservationRecord)
+    }
+
+    /// The present record for another node of a mirror; empty if hosts have never used
+    /// reservations.
+    pub fn replicated_record(&self) -> Vec<u8> {
+        encode_used(&self.0.state.lock()).unwrap_or_default()
     }
 
     /// True while a namespace or another handle uses it, or a host is registered.
@@ -159,7 +194,8 @@ impl NamespaceReservations {
     ) -> Result<NamespaceReservations, &'static str> {
         let state = record.map_or_else(|| Ok(Reservations::default()), decode)?;
         let stored = Mutex::new(StoredRecord::Current);
-        Ok(NamespaceReservations { state: Mutex::new(state), store, stored })
+        let turn = ReservationTurn::default();
+        Ok(NamespaceReservations { state: Mutex::new(state), store, stored, turn })
     }
 
     /// RESCAP bit 0 and PTPL: reservations can persist.
@@ -200,15 +236,21 @@ impl NamespaceReservations {
 
     /// Makes `next` durable as far as it survives a restart, then current.
     async fn commit(&self, nsid: u32, next: Reservations) -> Result<(), Status> {
+        let replication = self.replication();
+        let encode = if replication.is_some() { encode_used } else { encode };
         let (record, former) = (encode(&next), encode(&self.state.lock()));
+        let replicated = record.clone();
         let is_stored = record == former && *self.stored.lock() == StoredRecord::Current;
-        if let Some(store) = self.store.as_ref().filter(|_| !is_stored) {
+        // Also without a change: another node may serve the namespace by now.
+        let must_store = !is_stored || replication.is_some();
+        if let Some(store) = self.store.as_ref().filter(|_| must_store) {
             let store = store.clone();
+            let before = former.clone();
             // Until the result is known.
             *self.stored.lock() = StoredRecord::Uncertain;
             let save = move || {
                 store.save(record.as_deref()).map_err(|error| {
-                    let restored = store.save(former.as_deref());
+                    let restored = store.save(before.as_deref());
                     (error, restored)
                 })
             };
@@ -227,14 +269,62 @@ impl NamespaceReservations {
                 );
                 return Err(Status::INTERNAL_ERROR);
             }
+            if let Some(replication) = replication
+                && let Err(error) =
+                    replication.replicate(replicated.as_deref().unwrap_or_default()).await
+            {
+                self.store_again(nsid, former).await;
+                return Err(status_of(error));
+            }
         }
         *self.state.lock() = next;
         Ok(())
     }
 
+    /// Stores the record of the present state, after a change of it has failed.
+    async fn store_again(&self, nsid: u32, record: Option<Vec<u8>>) {
+        let Some(store) = self.store.clone() else { return };
+        *self.stored.lock() = StoredRecord::Uncertain;
+        let saved = spawn_blocking("reservations", move || store.save(record.as_deref())).await;
+        match saved.and_then(|saved| saved) {
+            Ok(()) => *self.stored.lock() = StoredRecord::Current,
+            Err(error) => {
+                tracing::error!(nsid, "reservations cannot be stored as they were: {error}");
+            }
+        }
+    }
+
+    /// Takes over the record of the source of a mirror: durably, then in effect.
+    async fn replace(&self, record: Vec<u8>) -> io::Result<()> {
+        let next = match record.as_slice() {
+            [] => Reservations::default(),
+            record => decode(record).map_err(|why| io::Error::new(InvalidData, why))?,
+        };
+        let is_stored = *self.stored.lock() == StoredRecord::Current && *self.state.lock() == next;
+        if let Some(store) = self.store.clone().filter(|_| !is_stored) {
+            *self.stored.lock() = StoredRecord::Uncertain;
+            let kept = encode_used(&next);
+            let saved = spawn_blocking("reservations", move || store.save(kept.as_deref())).await;
+            saved.and_then(|saved| saved)?;
+            *self.stored.lock() = StoredRecord::Current;
+        }
+        *self.state.lock() = next;
+        Ok(())
+    }
+
+    fn replication(&self) -> Option<&dyn ReservationReplication> {
+        self.store.as_ref().and_then(|store| store.replication())
+    }
+
+    /// Checks that no other node of a mirror serves the namespace.
+    fn check_served(&self) -> Result<(), Status> {
+        self.replication().map_or(Ok(()), |replication| replication.check())
+    }
+
     /// Data of Reservation Report `command`.
     pub(crate) fn report(&self, command: &Sqe, config: &TargetConfig) -> Result<BufMut, Status> {
         let report = ReservationReport::parse(command)?;
+        self.check_served()?;
         let asked = u32::try_from(report.data_bytes).ok().filter(|&all| all <= config.mdts_bytes);
         let mut data = reply_data(command, asked.ok_or(Status::INVALID_FIELD.dnr())? as usize)?;
         let state = self.state.lock();
@@ -280,7 +370,35 @@ impl Target {
     ) -> Result<u32, TargetError> {
         let access = NamespaceAccess::Hosts { reservations: Some(reservations.0.clone()) };
         let subsystem = self.subsystem_named(nqn)?;
-        subsystem.add_namespace(config, access, self.config().max_namespaces)
+        let nsid = subsystem.add_namespace(config, access, self.config().max_namespaces)?;
+        // They may have been replaced meanwhile.
+        subsystem.set_restriction(nsid, &reservations.0, reservations.0.restriction());
+        Ok(nsid)
+    }
+
+    /// Replaces the reservations by the record of the source of a mirror, of
+    /// [`ReservationState::replicated_record`]. They are durable, and in force for all commands
+    /// that begin later. Hosts are not served meanwhile: earlier commands are not waited for.
+    ///
+    /// # Errors
+    /// The record is damaged, or cannot be stored. They stay as they were, but the new ones may be
+    /// stored.
+    pub async fn replace_reservations(
+        &self,
+        reservations: &ReservationState,
+        record: Vec<u8>,
+    ) -> io::Result<()> {
+        let reservations = &reservations.0;
+        let _turn = reservations.turn.take().await;
+        reservations.replace(record).await?;
+        for subsystem in self.subsystems() {
+            let table = subsystem.table();
+            for namespace in table.iter() {
+                // Others are left as they are.
+                subsystem.set_restriction(namespace.nsid, reservations, reservations.restriction());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -293,9 +411,12 @@ impl ServedSubsystem {
         command: &Sqe,
         data: &[u8],
     ) -> Result<(), Status> {
-        let _turn = self.reservation_turn.take().await;
-        let namespace = self.table().get(nsid).cloned().ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        let reservations = namespace.reservations.clone().ok_or(Status::INVALID_OPCODE.dnr())?;
+        let _subsystem_turn = self.reservation_turn.take().await;
+        let find = || self.table().get(nsid).cloned().ok_or(Status::INVALID_NAMESPACE.dnr());
+        let reservations = find()?.reservations.clone().ok_or(Status::INVALID_OPCODE.dnr())?;
+        let _turn = reservations.turn.take().await;
+        let namespace = find()?;
+        reservations.check_served()?;
         let ReservationChange { next, notices } = reservations.plan(host, command, data)?;
         reservations.commit(nsid, next).await?;
         let restriction = reservations.restriction();

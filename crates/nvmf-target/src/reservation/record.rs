@@ -7,6 +7,7 @@
 //! | 8 | 4 | generation |
 //! | 12 | 2 | registrants |
 //! | 14 | 1 | type of the reservation, 0 without one |
+//! | 15 | 1 | 1 if they end with a power loss (PTPL 0), in records of a mirror; else 0 |
 //! | 16 | 16 | host identifier of the holder, unless every registrant is one |
 //! | 64 | 248 each | registrants: host identifier (16), key (8), host NQN (224, zeros at the end) |
 //!
@@ -38,9 +39,15 @@ pub(crate) const RECORD_MAX_BYTES: usize =
 
 /// The record of `state`; `None` if nothing of it survives a restart.
 pub(crate) fn encode(state: &Reservations) -> Option<Vec<u8>> {
-    if !state.persists {
-        return None;
-    }
+    state.persists.then(|| encode_all(state))
+}
+
+/// The record of a mirror, which has all of `state`; `None` if hosts have never used reservations.
+pub(crate) fn encode_used(state: &Reservations) -> Option<Vec<u8>> {
+    (*state != Reservations::default()).then(|| encode_all(state))
+}
+
+fn encode_all(state: &Reservations) -> Vec<u8> {
     let (kind, holder) = match state.reservation {
         None => (0, HostId::default()),
         Some(Reservation::Held { kind, by }) => (kind.code(), by),
@@ -50,7 +57,7 @@ pub(crate) fn encode(state: &Reservations) -> Option<Vec<u8>> {
     record.extend(MAGIC);
     record.extend(state.generation.to_le_bytes());
     record.extend((state.registrants.len() as u16).to_le_bytes());
-    record.extend([kind, 0]);
+    record.extend([kind, u8::from(!state.persists)]);
     record.extend(holder);
     record.resize(HEADER_BYTES, 0);
     for (host, registration) in &state.registrants {
@@ -61,7 +68,7 @@ pub(crate) fn encode(state: &Reservations) -> Option<Vec<u8>> {
         record.resize(end, 0);
     }
     record.extend(crc32c(&record).to_le_bytes());
-    Some(record)
+    record
 }
 
 /// The reservations in `record`.
@@ -87,6 +94,11 @@ pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
     let generation = U32::view(field(8)).ok_or(damaged)?.get();
     let count = usize::from(U16::view(field(12)).ok_or(damaged)?.get());
     let holder = *HostId::view(field(16)).ok_or(damaged)?;
+    let persists = match header[15] {
+        0 => true,
+        1 => false,
+        _ => return Err(damaged),
+    };
     let reservation = match (header[14], ReservationType::from_code(header[14])) {
         (0, _) => None,
         (_, None) => return Err("the record has an unknown type of reservation"),
@@ -101,7 +113,7 @@ pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
     let registrants: Option<std::collections::BTreeMap<_, _>> =
         registrants.chunks_exact(registrant_bytes).map(registrant).collect();
     let registrants = registrants.filter(|all| all.len() == count).ok_or(damaged)?;
-    let state = Reservations { registrants, reservation, persists: true, generation };
+    let state = Reservations { registrants, reservation, persists, generation };
     if state.is_consistent() { Ok(state) } else { Err(damaged) }
 }
 

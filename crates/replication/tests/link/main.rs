@@ -1,6 +1,7 @@
 //! Two mirrored nodes and the link between them over NVMe/TCP, in simulation.
 
 mod attached;
+mod reservations;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,6 +27,8 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
 use flagstone_runtime::{buf, spawn_detached, time};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use reservations::Record;
 
 const DATA: &str = "/dev/data";
 const DEVICE_BYTES: u64 = 1 << 20;
@@ -83,6 +86,8 @@ struct World {
     mode: Mode,
     link: LinkOptions,
     releases: Cell<Releases>,
+    /// Reservations on each node; `None` if it keeps none.
+    reservations: RefCell<[Option<Arc<Record>>; 2]>,
     /// Address of the second node, as seen by the first.
     place: Option<PeerAddress>,
     _memory: Memory,
@@ -144,8 +149,17 @@ impl World {
             sim.block_on(made).expect("the task completes");
         }
         let (mirrors, releases) = (Rc::default(), Cell::new(releases));
-        let world =
-            World { sim, nodes, mirrors, mode, link, releases, place: None, _memory: memory };
+        let world = World {
+            sim,
+            nodes,
+            mirrors,
+            mode,
+            link,
+            releases,
+            reservations: RefCell::new([(); 2].map(|()| Some(Arc::default()))),
+            place: None,
+            _memory: memory,
+        };
         world.start(0);
         world.start(1);
         world
@@ -168,6 +182,7 @@ impl World {
         peer.mode = self.mode;
         let (mirrors, here) = (self.mirrors.clone(), self.address(index));
         let versions = self.releases.get()[index];
+        let record = self.reservations.borrow()[index].clone();
         self.sim.spawn_on(self.nodes[index], async move {
             let local = loop {
                 match Replica::open(open(), None).await {
@@ -176,6 +191,9 @@ impl World {
                 }
             };
             let mirror = Arc::new(Mirror::speaking(versions, local, vec![peer]));
+            if let Some(record) = record {
+                mirror.set_reservation_records(record);
+            }
             let target = Target::new(target_config()).unwrap();
             let (nqn, serial) = (subsystem(), "1".to_owned());
             let config = SubsystemConfig {

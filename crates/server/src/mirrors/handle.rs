@@ -23,7 +23,7 @@ impl MirrorHandle {
         Arc::new(MirrorHandle { geometry, size_bytes, mirror: RwLock::default() })
     }
 
-    pub(super) fn mirror(&self) -> Option<Mirror> {
+    pub(crate) fn mirror(&self) -> Option<Mirror> {
         self.mirror.read().clone()
     }
 

@@ -46,7 +46,8 @@ use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
 use flagstone_mirror::{
-    ConsistencyGroup, LegSnapshots, LinkVersions, Mirror, PeerOptions, Undelivered,
+    ConsistencyGroup, LegSnapshots, LinkVersions, Mirror, PeerOptions, ReservationRecords,
+    Undelivered,
 };
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
@@ -72,7 +73,7 @@ use flagstone_stack::{OpenError, keys};
 
 pub(crate) use create::{CreateError, block_size_mismatch};
 use granularity::shape;
-use handle::MirrorHandle;
+pub(crate) use handle::MirrorHandle;
 pub(crate) use move_log::LogMove;
 use open::MirrorFailure;
 pub(crate) use open::{connect_log, remote_log};
@@ -146,6 +147,8 @@ pub(crate) struct MirroredVolume {
     is_leg: bool,
     /// Takes snapshots of such a device.
     leg_snapshots: RefCell<Option<Arc<dyn LegSnapshots>>>,
+    /// Keeps the reservations of hosts on this node.
+    reservation_records: RefCell<Option<Arc<dyn ReservationRecords>>>,
     /// Where the intent log is, if separate: as configured, until it is moved.
     log_spec: RefCell<Option<DeviceSpec>>,
     /// Device of the intent log, if separate and the replica is open.
@@ -262,6 +265,7 @@ impl MirroredVolume {
             open_local_device: RefCell::default(),
             is_leg: volume.backing.leg().is_some(),
             leg_snapshots: RefCell::default(),
+            reservation_records: RefCell::default(),
             log_spec: RefCell::new(mirror.intent_log.clone()),
             log: RefCell::default(),
             reopenable_log: RefCell::default(),
@@ -481,6 +485,14 @@ impl MirroredVolume {
         *self.leg_snapshots.borrow_mut() = Some(snapshots);
     }
 
+    pub(crate) fn set_reservation_records(&self, records: Arc<dyn ReservationRecords>) {
+        *self.reservation_records.borrow_mut() = Some(records);
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<MirrorHandle> {
+        &self.handle
+    }
+
     /// Runs the mirror on this replica: serves the local leg to peers, and hosts if that is safe,
     /// which excludes unverified data. A mirror that fails to start is closed.
     async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), MirrorFailure> {
@@ -542,6 +554,9 @@ impl MirroredVolume {
         };
         if let Some(snapshots) = &*self.leg_snapshots.borrow() {
             mirror.set_leg_snapshots(snapshots.clone());
+        }
+        if let Some(records) = &*self.reservation_records.borrow() {
+            mirror.set_reservation_records(records.clone());
         }
         let target = self.target()?;
         // Before the replica can be reached.
