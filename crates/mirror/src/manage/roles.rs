@@ -217,13 +217,15 @@ impl Inner {
             }
             self.begin_serving_right(state, promotion);
             (state.serving, state.stopped) = (true, None);
-            for leg in &mut state.legs {
-                if !leg.receives_writes {
-                    leg.generation_bumped = parts;
-                    leg.has_unflushed |= doubts;
+            for (own, leg) in state.legs.iter_mut().zip(&self.legs) {
+                if !own.receives_writes {
+                    own.generation_bumped = parts;
+                    // The previous process, or mirror, may have blocked flushes for these blocks.
+                    let lacks = leg.options().acks_from_memory() && leg.out_of_sync.count() > 0;
+                    own.has_unflushed |= doubts || lacks;
                 }
                 // Peers may be waiting: from now on, this is the current data.
-                leg.reconnect_requests += 1;
+                own.reconnect_requests += 1;
             }
             assert!(
                 state.announced == 0 || state.announced == epoch,

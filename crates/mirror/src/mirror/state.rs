@@ -184,7 +184,8 @@ pub(crate) struct LegState {
     /// A generation was started after this peer was lost.
     pub(crate) generation_bumped: bool,
     pub(crate) unflushed_half: usize,
-    /// The last session ended with writes that were not flushed.
+    /// The last session ended with writes that were not flushed, or may have: that is unknown after
+    /// a start.
     pub(crate) has_unflushed: bool,
     pub(crate) volatile_cache: bool,
     pub(crate) last_handshake: Option<ReplicaIdentity>,

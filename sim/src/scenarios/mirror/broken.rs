@@ -13,7 +13,7 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::PeerRequest;
-use flagstone_mirror::{Ack, CommandError, Mode, OnPeerLoss, PeerOptions, RoleError};
+use flagstone_mirror::{Ack, CommandError, Mode, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};
 
@@ -167,100 +167,6 @@ fn rule_25_failed_flush_of_the_only_leg_is_an_error() {
     assert!(flushed.is_err(), "the only leg has not flushed");
     let flushed = pair.on(0, |mirror| async move { mirror.flush().await });
     assert_eq!(flushed, Err(IoError::Unreachable), "and none is left");
-}
-
-/// A mirror in sync in which writes block without the peer, which acknowledges from memory.
-fn blocking(seed: u64) -> Pair {
-    let options = |peer: &mut PeerOptions| {
-        (peer.ack, peer.on_peer_loss) = (Ack::Memory, OnPeerLoss::Block);
-    };
-    let pair = Pair::new(seed, options);
-    pair.write(0, 9, 1).expect("both are there");
-    pair
-}
-
-/// Begins a flush at node 0, and runs for a while. Returns its result as soon as there is one.
-fn begin_flush(pair: &Pair) -> Rc<Cell<Option<Result<(), IoError>>>> {
-    let (mirror, flushed) = (pair.mirror(0), Rc::new(Cell::new(None)));
-    let done = flushed.clone();
-    pair.sim.spawn_on(pair.nodes[0], async move { done.set(Some(mirror.flush().await)) });
-    pair.sim.run_for(Duration::from_secs(20));
-    flushed
-}
-
-/// With `block`, what a flush makes durable is durable on both nodes.
-#[test]
-fn flush_waits_for_lost_peer_if_writes_do() {
-    for is_lost_first in [true, false] {
-        let pair = blocking(31);
-        let (mirror, flushed) = (pair.mirror(0), Rc::new(Cell::new(None)));
-        let done = flushed.clone();
-        let begin = || {
-            pair.sim.spawn_on(pair.nodes[0], async move { done.set(Some(mirror.flush().await)) })
-        };
-        match is_lost_first {
-            true => {
-                pair.cut();
-                pair.sim.run_for(Duration::from_secs(20));
-                begin();
-            }
-            // The peer does not answer the flush any more.
-            false => {
-                pair.network().set_slow(Duration::from_millis(50));
-                begin();
-                pair.sim.run_for(Duration::from_millis(10));
-                pair.cut();
-            }
-        }
-        pair.sim.run_for(Duration::from_secs(20));
-        assert_eq!(flushed.get(), None, "only one node has the write");
-        pair.network().set_slow(Duration::ZERO);
-        pair.network().heal();
-        pair.becomes_in_sync(0);
-        pair.sim.run_for(Duration::from_secs(1));
-        assert_eq!(flushed.get(), Some(Ok(())));
-    }
-}
-
-#[test]
-fn flush_ends_if_lost_peer_has_flushed() {
-    let pair = blocking(31);
-    assert_eq!(begin_flush(&pair).get(), Some(Ok(())));
-    pair.cut();
-    assert_eq!(begin_flush(&pair).get(), Some(Ok(())), "nothing is to be flushed");
-}
-
-/// The operator's order ends the wait, as for writes.
-#[test]
-fn pause_releases_blocked_flush() {
-    let pair = blocking(31);
-    pair.cut();
-    let flushed = begin_flush(&pair);
-    assert_eq!(flushed.get(), None);
-    pair.on(0, |mirror| async move { mirror.set_desired_state(0, DesiredState::Paused).await })
-        .expect("it is the source");
-    pair.sim.run_for(Duration::from_secs(1));
-    assert_eq!(flushed.get(), Some(Ok(())));
-}
-
-/// Regression: with `block`, a flush waited for the end of each resync, which never comes while the
-/// peer has a bad block.
-#[test]
-fn flush_does_not_wait_for_resync() {
-    let pair = blocking(31);
-    pair.write(0, 3, 2).expect("both are there");
-    pair.cut();
-    pair.sim.run_for(Duration::from_secs(20));
-    let waiting = begin_flush(&pair);
-    assert_eq!(waiting.get(), None);
-    unwritable(&pair, 1, block(3));
-    pair.network().heal();
-    pair.sim.run_for(Duration::from_secs(20));
-    assert_eq!(pair.state(0), MirrorState::Resynchronizing);
-    assert_eq!(waiting.get(), Some(Ok(())));
-    pair.write(0, 5, 3).expect("the peer is attached");
-    assert_eq!(begin_flush(&pair).get(), Some(Ok(())));
-    assert_eq!(pair.state(0), MirrorState::Resynchronizing);
 }
 
 /// Regression: a break whose marks could not be written failed, and left everything marked. The

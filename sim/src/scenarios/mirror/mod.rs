@@ -8,6 +8,8 @@
 //! clock and the link between the nodes; host protocols are left out.
 
 #[cfg(test)]
+mod blocked_flushes;
+#[cfg(test)]
 mod blocks;
 #[cfg(test)]
 mod broken;
