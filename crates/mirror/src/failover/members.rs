@@ -25,7 +25,7 @@ use crate::manage::command::CommandError;
 use crate::manage::group_order::{self, GroupMember};
 use crate::manage::order::{OrderProgress, RunningOrder, disk_of};
 use crate::manage::roles::RoleChange;
-use crate::mirror::{Inner, State};
+use crate::mirror::{Inner, LegState, State};
 use crate::ondisk::superblock::{ArbiterMark, ReplicaRole, Superblock};
 use crate::state::arbitration::{PeerExclusion, ServingRight, Situation};
 use crate::state::machine::{DiskState, Event, NodeRole, next};
@@ -63,7 +63,7 @@ impl MemberState {
             local_device_failed: state.local_device_failed,
             unverified: state.unverified,
             is_promised: state.promised > 0,
-            phase: leg.map(|leg| leg.phase).unwrap_or_default(),
+            phase: leg.map(LegState::recorded_phase).unwrap_or_default(),
             is_admitted: leg.is_some_and(|leg| leg.is_admitted),
             is_published: state
                 .published

@@ -447,11 +447,15 @@ impl Inner {
         let mark = self.local.superblock().arbiter;
         let session_id = state.legs.first().map(|leg| leg.session_id);
         let now_ns = Inner::boot_ns();
+        let mut machine = self.machine_state_in(state);
+        for (leg, own) in machine.legs.iter_mut().flatten().zip(&state.legs) {
+            leg.phase = own.recorded_phase();
+        }
         let published = state.published.filter(|published| {
             Some(published.session_id) == session_id && published.compare_at_ns() > now_ns
         });
         Situation {
-            state: self.machine_state_in(state),
+            state: machine,
             serving_right: state.serving_right,
             is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
             // A running fencing command is not interrupted by a change of role, unless this node

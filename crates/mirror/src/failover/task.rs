@@ -26,11 +26,12 @@ use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS
 use crate::manage::command::CommandError;
 use crate::manage::order::OrderProgress;
 use crate::manage::roles::{RoleChange, RoleError};
-use crate::mirror::{Inner, StateGuard};
+use crate::mirror::{Inner, LegState, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superblock};
 use crate::state::arbitration::{ServingRight, Step, peer_may_have_served, step, stops_serving_at};
 use crate::state::machine::{Action, Actions, Event, MachineState, NodeRole, next};
 use crate::state::outlook::Obstacle;
+use crate::state::status::LegPhase;
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
     ReplicaId(replica.0)
@@ -320,7 +321,8 @@ impl Inner {
     }
 
     /// Records durably that the arbiter's record may list the peer as in sync from now on. False if
-    /// this failed, or the role has changed.
+    /// this failed, or the role has changed, or the peer is no longer in sync or an order excludes
+    /// it. The record then excludes it as before, and the next comparison restores the mark.
     async fn contest(self: &Arc<Self>) -> bool {
         let mark = |superblock: &Superblock| ArbiterMark {
             serving_right: match superblock.arbiter.serving_right {
@@ -336,12 +338,18 @@ impl Inner {
         }
         let contest = |member: &Arc<Inner>| {
             member.change(|state| {
-                if state.serving && matches!(state.serving_right, ServingRight::Alone(_)) {
+                let is_alone = matches!(state.serving_right, ServingRight::Alone(_));
+                if !state.serving || !is_alone {
+                    return state.serving;
+                }
+                let is_in_sync =
+                    state.legs.first().map(LegState::recorded_phase) == Some(LegPhase::InSync);
+                if is_in_sync {
                     let since_ns = Inner::boot_ns();
                     let contested = ServingRight::Contested { since_ns, peer_left: false };
                     member.set_serving_right(state, contested);
                 }
-                state.serving
+                is_in_sync
             })
         };
         // Every member, also after one without service.

@@ -178,8 +178,8 @@ impl Mirror {
     }
 
     /// Sets the desired state of a peer. Durable when it returns; the last of several concurrent
-    /// calls wins. A session that is no longer wanted has ended, and the arbiter's record excludes
-    /// its peer.
+    /// calls wins. A session that is no longer wanted has ended, and its peer does not take over by
+    /// itself.
     ///
     /// # Errors
     /// No such peer, this node is not the source, [`CommandError::NotExcluded`], or the log or

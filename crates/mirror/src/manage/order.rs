@@ -18,7 +18,7 @@ use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
 use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
-use crate::session::outdated::{NotOutdated, Outdating};
+use crate::session::outdated::{Exclusion, NotOutdated};
 use crate::state::machine::{
     self, Action, Answers, DiskState, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
     PeerDataState, ServeClaim, next,
@@ -102,8 +102,8 @@ pub(crate) struct OrderProgress {
     handed_over: Option<Promotion>,
     /// True if this node stops after handing over its role.
     leaves: bool,
-    /// The session that [`Action::ExcludePeer`] prepared for its end.
-    excluded: Option<Outdating>,
+    /// The peer of [`Action::ExcludePeer`].
+    excluded: Option<Exclusion>,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     pub(crate) undelivered: Vec<Undelivered>,
 }

@@ -13,6 +13,7 @@ use std::task::Waker;
 use flagstone_blockdev::IoError;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::agree::decide::ResyncAmount;
 use crate::agree::versions::LinkVersions;
 use crate::failover::Published;
 use crate::group::{GroupSession, SharedNumbering};
@@ -200,6 +201,9 @@ pub(crate) struct LegState {
     /// The session that was ended to set marks for the peer. None begins before they exist: see
     /// [`crate::session::outdated`].
     pub(crate) awaits_marks: Option<u64>,
+    /// An order is about to end the session, and relies on a record that excludes the peer: see
+    /// [`crate::session::outdated`].
+    pub(crate) is_excluded: bool,
     /// The role is being handed over through this session, which is kept meanwhile.
     pub(crate) handing_over: bool,
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
@@ -239,6 +243,14 @@ impl State {
 impl LegState {
     pub(super) fn new(desired_state: DesiredState) -> LegState {
         LegState { desired_state, volatile_cache: true, ..LegState::default() }
+    }
+
+    /// The phase, as far as it decides about the arbiter's record.
+    pub(crate) fn recorded_phase(&self) -> LegPhase {
+        match self.phase {
+            LegPhase::InSync if self.is_excluded => LegPhase::Resync(ResyncAmount::Partial),
+            phase => phase,
+        }
     }
 
     /// True while this session takes writes and has not been lost.

@@ -60,6 +60,20 @@ impl Drop for Outdating {
     }
 }
 
+/// A peer that may not take over, and whose session the operator's order ends. Until this is
+/// dropped, the arbiter's record does not list it again, whatever its session becomes meanwhile.
+pub(crate) struct Exclusion {
+    inner: Arc<Inner>,
+    leg: usize,
+    _outdating: Option<Outdating>,
+}
+
+impl Drop for Exclusion {
+    fn drop(&mut self) {
+        self.inner.change(|state| state.legs[self.leg].is_excluded = false);
+    }
+}
+
 impl Inner {
     /// Ends a session in sync, and durably marks parts of the volume, given as offset and length in
     /// bytes, to be copied to the peer.
@@ -103,15 +117,17 @@ impl Inner {
 
     /// With automatic failover, has the arbiter's record exclude a peer whose session the operator
     /// is about to end: otherwise it could be granted the role, and this node would stop serving.
-    /// Returns the session of a peer in sync, which reconnects on drop if it was not ended.
+    /// `None` without automatic failover. On drop, a session in sync reconnects if it was not
+    /// ended.
     ///
     /// # Errors
     /// [`NotOutdated::Changed`] if no hosts are served here; [`NotOutdated::Arbiter`].
     pub(crate) async fn exclude_peer(
         self: &Arc<Self>,
         leg: usize,
-    ) -> Result<Option<Outdating>, NotOutdated> {
+    ) -> Result<Option<Exclusion>, NotOutdated> {
         let excluding = async {
+            let mut outdating = None;
             loop {
                 // Without a session in sync, the task excludes the peer when it has to.
                 let decided = |state: &mut StateGuard<'_>| match state.serving_right {
@@ -122,14 +138,29 @@ impl Inner {
                             own.phase == LegPhase::InSync && own.is_current(own.session_id);
                         is_in_sync.then_some(Ok(Some(own.session_id)))
                     }
-                    ServingRight::Manual | ServingRight::Alone(_) => Some(Ok(None)),
+                    ServingRight::Manual => Some(Ok(None)),
+                    // Under the lock: a resync may be about to end.
+                    ServingRight::Alone(_) => {
+                        state.legs[leg].is_excluded = true;
+                        Some(Ok(None))
+                    }
                 };
-                let Some(session_id) = self.wait(decided).await? else { return Ok(None) };
-                let Ok(outdating) = self.begin_outdating(leg, session_id) else { continue };
+                let Some(session_id) = self.wait(decided).await? else {
+                    let is_excluded = self.lock().legs[leg].is_excluded;
+                    let inner = self.clone();
+                    return Ok(is_excluded.then_some(Exclusion {
+                        inner,
+                        leg,
+                        _outdating: outdating,
+                    }));
+                };
+                let Ok(begun) = self.begin_outdating(leg, session_id) else { continue };
+                outdating = Some(begun);
                 match self.await_exclusion(leg, session_id).await {
+                    Ok(()) => {}
                     // The session was lost.
-                    Err(NotOutdated::Changed) => {}
-                    ended => return ended.map(|()| Some(outdating)),
+                    Err(NotOutdated::Changed) => outdating = None,
+                    Err(error) => return Err(error),
                 }
             }
         };

@@ -5,11 +5,12 @@ use std::time::Duration;
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::limits::EXCLUDE_MS;
 use flagstone_mirror::manage::command::CommandError;
-use flagstone_mirror::state::status::DesiredState;
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_runtime::sim::SimLatency;
 use flagstone_runtime::{buf, time};
 
 use super::arbiter::Cut;
-use super::cluster::Cluster;
+use super::cluster::{Cluster, DATA};
 use super::failover_tests::{EVERYTHING, FAILOVER_TIME, is_armed, started_with, until};
 
 /// Orders a desired state at node 0. Returns how long that took, too.
@@ -88,4 +89,37 @@ fn pause_without_peer_needs_no_arbiter() {
     let (done, took) = order(&cluster, DesiredState::Paused);
     assert_eq!(done, Ok(()));
     assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+/// Regression: the resync ended, and the source was recording that its peer may take over, when it
+/// was ordered to pause. The order found a record that still excluded the peer, and answered
+/// success. The record then listed the peer, which no session renewed.
+#[test]
+fn pause_meets_publication_in_progress() {
+    for after_ms in (0..1000).step_by(100) {
+        let cluster = started_with(7, [2000, 2000], None);
+        until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+        cluster.end(1, false);
+        cluster.pass(FAILOVER_TIME);
+        // Each record takes a while.
+        let slow = SimLatency::between_us(300_000, 300_000);
+        cluster.sim.set_write_latency(cluster.nodes[0], DATA, slow);
+        cluster.restart(1);
+        until(&cluster, "in sync", |cluster| cluster.state(0) == Some(MirrorState::Mirroring));
+        cluster.pass(Duration::from_millis(after_ms));
+        let (done, _) = order(&cluster, DesiredState::Paused);
+        assert_eq!(done, Ok(()), "after {after_ms} ms");
+        cluster.store().cuts[0].set(EVERYTHING);
+        for _ in 0..20 {
+            cluster.pass(FAILOVER_TIME / 10);
+            assert_eq!(cluster.active(), Some(0), "after {after_ms} ms: {}", cluster.describe());
+        }
+        let mirror = cluster.mirror(0).expect("it is up");
+        let writing = cluster.sim.spawn_on(cluster.nodes[0], async move {
+            let data = buf::alloc(4096).await.freeze();
+            time::timeout(Duration::from_secs(20), mirror.write(0, data, false)).await
+        });
+        let written = cluster.sim.block_on(writing).expect("the task is not aborted");
+        assert_eq!(written, Ok(Ok(())), "after {after_ms} ms: {}", cluster.describe());
+    }
 }
