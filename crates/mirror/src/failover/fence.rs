@@ -7,15 +7,21 @@
 //! succeeded, or until the other node answers that it serves none: that node has then learned that
 //! it lost, and needs a grant of its own to serve again.
 //!
+//! The grant must still be valid when the command has ended: it may take minutes, in which the
+//! operator may have ordered the other node to serve. Otherwise the arbiter is asked again, and the
+//! command is not repeated.
+//!
 //! While the command runs, the other node cannot attach as the source: it would be stopped while it
 //! serves. A run ends early if this node already serves, or the operator decided otherwise.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_arbiter::ArbiterRecord;
 use flagstone_arbiter::race::Denial;
+use flagstone_runtime::time;
 
 use super::Failover;
 use super::members::Attachments;
@@ -73,7 +79,7 @@ impl Fencing {
     }
 }
 
-/// Grant of the arbiter to this node, whose peer is not fenced yet.
+/// Grant of the arbiter to this node, which has to fence its peer first.
 pub(super) struct Grant {
     record: ArbiterRecord,
     /// Number of attachments of a source before the grant. A later attachment may have replaced the
@@ -81,12 +87,34 @@ pub(super) struct Grant {
     attachments: Attachments,
     /// End of its validity without an answer of the arbiter, as [`Inner::boot_ns`].
     until_ns: u64,
+    /// The command has succeeded, for this grant or one before it in the same attempt.
+    is_fenced: bool,
+}
+
+impl Grant {
+    fn is_valid(&self) -> bool {
+        Inner::boot_ns() < self.until_ns
+    }
 }
 
 impl Failover {
     pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: Attachments) {
         let until_ns = Inner::boot_ns().saturating_add(GRANT_MS * 1_000_000);
-        *self.grant.lock() = Some(Grant { record: record.clone(), attachments, until_ns });
+        let mut grant = self.grant.lock();
+        let is_fenced = grant
+            .as_ref()
+            .is_some_and(|before| before.is_fenced && before.attachments == attachments);
+        *grant = Some(Grant { record: record.clone(), attachments, until_ns, is_fenced });
+    }
+
+    /// True if the peer is fenced, and the grant is still valid.
+    fn may_use_grant(&self) -> bool {
+        let has_succeeded = *self.fencing.lock() == Fencing::Succeeded;
+        let mut grant = self.grant.lock();
+        grant.as_mut().is_some_and(|grant| {
+            grant.is_fenced |= has_succeeded;
+            grant.is_valid()
+        })
     }
 
     pub(super) fn forget_grant(&self) {
@@ -106,17 +134,46 @@ impl Failover {
         if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
             *grant = None;
         }
-        let is_valid =
-            |grant: &&Grant| grant.attachments == *attachments && Inner::boot_ns() < grant.until_ns;
+        let is_valid = |grant: &&Grant| grant.attachments == *attachments && grant.is_valid();
         let valid = grant.as_ref().filter(is_valid);
         valid.map(|grant| grant.record.clone())
     }
 }
 
 impl Inner {
-    /// Fences the peer for this step, if there is a command. False if it failed, or another step is
-    /// due.
-    pub(super) async fn fence_peer(self: &Arc<Self>, now: Step) -> bool {
+    /// Fences the peer for this step and the kept grant. False if that failed, or another step is
+    /// due, or the arbiter has to be asked again. If it `has_answered` in this race, the command may
+    /// outlast the grant. Otherwise it ends with the grant, so that it does not stop a node which
+    /// serves by the operator's order.
+    pub(super) async fn fence_for_grant(self: &Arc<Self>, now: Step, has_answered: bool) -> bool {
+        let (is_fenced, until_ns) = self
+            .failover
+            .grant
+            .lock()
+            .as_ref()
+            .map_or((false, 0), |grant| (grant.is_fenced, grant.until_ns));
+        let is_fenced = match has_answered {
+            _ if is_fenced => true,
+            true => self.fence_peer(now).await,
+            false => {
+                let left = Duration::from_nanos(until_ns.saturating_sub(Inner::boot_ns()));
+                time::timeout(left, self.fence_peer(now)).await.unwrap_or_else(|_| {
+                    let silent = "it was ended, because the arbiter does not answer".to_owned();
+                    self.failover.set_fencing(Fencing::Failed(FenceError(silent)));
+                    false
+                })
+            }
+        };
+        if is_fenced && !self.failover.may_use_grant() {
+            let replica = self.local.superblock().replica;
+            tracing::warn!(%replica, "the grant is too old: asking the arbiter again");
+            return false;
+        }
+        is_fenced
+    }
+
+    /// Fences the peer, if there is a command.
+    async fn fence_peer(self: &Arc<Self>, now: Step) -> bool {
         let fence = self.failover.options.as_ref().and_then(|options| options.fence.clone());
         let Some(fence) = fence else { return true };
         let replica = self.local.superblock().replica;

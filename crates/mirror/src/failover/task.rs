@@ -274,7 +274,7 @@ impl Inner {
             if has_answered {
                 self.failover.keep_grant(&record, attachments.clone());
             }
-            match self.unless_due(now, self.fence_peer(now)).await {
+            match self.unless_due(now, self.fence_for_grant(now, has_answered)).await {
                 Ok(true) => {}
                 Ok(false) => return Err(Denied),
                 Err(Abandoned) => {

@@ -170,6 +170,46 @@ fn grant_is_not_used_long_after_the_arbiter_answered() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
+/// Longer than a grant is valid without an answer of the arbiter.
+const TOO_LONG: Duration = Duration::from_millis(GRANT_MS + 30_000);
+
+/// Regression: the age of a grant was checked before the command ran, and not after it.
+#[test]
+fn grant_is_not_used_after_a_long_command() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.store().down.set(true);
+    cluster.store().fence_takes.set(Some(TOO_LONG));
+    cluster.store().fence_fails.set(NEVER);
+    cluster.pass(2 * TOO_LONG);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));
+    cluster.store().fence_takes.set(None);
+    cluster.store().down.set(false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// The arbiter is asked again before this node serves. The peer stays stopped.
+#[test]
+fn long_command_runs_once() {
+    for is_silent in [false, true] {
+        let cluster = in_sync_with(7, [2000, 2000], NEVER);
+        cluster.store().fence_takes.set(Some(TOO_LONG));
+        cluster.end(0, false);
+        until(&cluster, "fencing", |cluster| cluster.store().fencing.get() > 0);
+        cluster.store().down.set(is_silent);
+        cluster.pass(2 * TOO_LONG);
+        let active = if is_silent { None } else { Some(1) };
+        assert_eq!((cluster.active(), fenced(&cluster)), (active, [0, 1]));
+        cluster.store().down.set(false);
+        cluster.pass(2 * FAILOVER_TIME);
+        assert_eq!((cluster.active(), fenced(&cluster)), (Some(1), [0, 1]));
+    }
+}
+
 /// The device of node 1 takes no writes.
 fn break_device(cluster: &Cluster) {
     let faults = DiskFaults { write_errors: 1.0, ..DiskFaults::default() };
