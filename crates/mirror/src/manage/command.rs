@@ -45,10 +45,10 @@ pub enum CommandError {
     /// See [`LOCAL_IO_MS`](crate::limits::LOCAL_IO_MS).
     #[error("a device of the replica does not answer: the order takes effect when it does")]
     DeviceBusy,
-    /// With automatic failover. Nothing has changed.
+    /// With automatic failover. Only the arbiter's record may have changed.
     #[error(
-        "the arbiter has not recorded within {EXCLUDE_MS} ms that the peer is out of date, so the peer \
-         could still take over"
+        "the arbiter has not confirmed within {EXCLUDE_MS} ms that the peer cannot take over, and may yet \
+         record it"
     )]
     NotExcluded,
     /// See [`crate::group`]. Nothing has changed.
