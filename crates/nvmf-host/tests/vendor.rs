@@ -92,7 +92,7 @@ impl VendorSession for Session {
             Ok(request) => request,
             Err(status) => return IoFuture::ready(Ok(CommandReply::failure(status, 0))),
         };
-        self.seen.asked.lock().push(request);
+        self.seen.asked.lock().push(request.clone());
         match request {
             ReplicaRequest::Identify { asker } => {
                 let mut place = place.unwrap();
@@ -195,7 +195,7 @@ async fn conversation() {
     assert_eq!((data.len(), &data[..16], data[16]), (512, &asker[..], 0));
     let attach = Attach::new([1; 16], asker, 3, 4, true);
     let attach = ReplicaRequest::Attach { attach, revision: 0 };
-    assert!(ask(&session, attach).await.unwrap().status.is_success());
+    assert!(ask(&session, attach.clone()).await.unwrap().status.is_success());
     let pages = (1..=60u8).map(|page| ask(&session, ReplicaRequest::Bitmap { page: page.into() }));
     for (page, answer) in (1..=60u8).zip(pages.collect::<Vec<_>>()) {
         assert!(answer.await.unwrap().data.unwrap().iter().all(|&byte| byte == page));
@@ -208,7 +208,7 @@ async fn conversation() {
     let broken = ReplicaRequest::SetState { state: StateChange::EndResync, generation: 1 };
     assert_eq!(ask(&session, broken).await.unwrap().status.code(), Status::WRITE_FAULT);
     let asked = seen.asked.lock().clone();
-    assert_eq!((asked[0], asked[1]), (ReplicaRequest::Identify { asker }, attach));
+    assert_eq!(asked[..2], [ReplicaRequest::Identify { asker }, attach]);
 
     // In the capsule, and requested with R2T.
     let first = WritePosition { number: 1, concurrent: 0 };
