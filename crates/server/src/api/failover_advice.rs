@@ -1,7 +1,7 @@
 //! Advice about automatic failover: the decisions that are left to the operator.
 
 use super::mirror_document::{
-    FailoverDocument, FencingState, MirrorDocument, Obstacle, ReplicaDocument,
+    FailoverDocument, FencingState, MirrorDocument, Obstacle, ReplicaDocument, ReportedState,
 };
 
 pub(super) fn advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
@@ -77,23 +77,47 @@ fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> 
     }
 }
 
+/// True if an order makes a node serve whose peer answers and does not serve, whatever the arbiter
+/// would decide.
+const fn needs_no_force(obstacle: Obstacle) -> bool {
+    matches!(
+        obstacle,
+        Obstacle::ArbiterSilent
+            | Obstacle::RecordUnusable
+            | Obstacle::Behind
+            | Obstacle::NotInSync
+            | Obstacle::Lost
+            | Obstacle::Suspended
+            | Obstacle::NeverRecorded
+            | Obstacle::Manual
+    )
+}
+
 /// The node does not serve, and no source is attached to it. `None` if advice about the replica or
 /// the peer says what to do.
 fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String> {
     let (volume, node) = (&document.volume, &document.node);
+    if failover.fencing == Some(FencingState::Running) {
+        return Some(format!(
+            "{node} has won at the arbiter and runs fence_command: it serves {volume} when the command \
+             has stopped the other machine. Wait, because an order to serve would not"
+        ));
+    }
     let Some(obstacle) = failover.obstacle else {
-        return Some(match failover.fencing {
-            Some(FencingState::Running) => format!(
-                "{node} has won at the arbiter and runs fence_command: it serves {volume} when the command \
-                 has stopped the other machine. Wait, because an order to serve would not"
-            ),
-            _ => format!(
-                "{node} asks the arbiter when the other node has not answered for failover_after, and serves \
-                 {volume} if the arbiter agrees: wait, or bring back the other node"
-            ),
-        });
+        return Some(format!(
+            "{node} asks the arbiter when the other node has not answered for failover_after, and serves \
+             {volume} if the arbiter agrees: wait, or bring back the other node"
+        ));
     };
     let cause = cause(failover, obstacle);
+    if needs_no_force(obstacle)
+        && document.peers.iter().all(|peer| peer.state == ReportedState::NoSource)
+    {
+        return Some(format!(
+            "{cause}, and the other node, which answers, does not serve {volume} either: run `flagstone mirror \
+             failover {volume}` on the node that is to become the source"
+        ));
+    }
     let decide = format!(
         "bring back the other node; if it is gone for good and the data of {node} is good enough, run \
          `flagstone mirror failover {volume} --force`"
@@ -151,7 +175,7 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
 #[cfg(test)]
 mod tests {
     use super::super::mirror_advice::next;
-    use super::super::mirror_document::{PeerDocument, ReportedState};
+    use super::super::mirror_document::PeerDocument;
     use super::*;
 
     fn with(state: ReportedState, serving: bool, failover: FailoverDocument) -> MirrorDocument {
@@ -203,6 +227,38 @@ mod tests {
                 let advice = next(&with(state, false, blocked(obstacle)));
                 assert_eq!(advice.len(), 1, "{state}: {advice:?}");
             }
+        }
+    }
+
+    /// Regression: the other node was reached and did not serve either, and the advice was to bring
+    /// it back, or to serve by force.
+    #[test]
+    fn nodes_without_source_need_no_force() {
+        let obstacles = [Obstacle::ArbiterSilent, Obstacle::Suspended, Obstacle::NotInSync];
+        for obstacle in obstacles.into_iter().chain([Obstacle::Lost, Obstacle::RecordUnusable]) {
+            let advice = next(&with(ReportedState::NoSource, false, blocked(obstacle)));
+            assert_eq!(advice.len(), 1, "{obstacle}: {advice:?}");
+            let advice = advice.concat();
+            assert!(advice.contains("`flagstone mirror failover db` on the node"), "{advice}");
+            assert!(!advice.contains("--force"), "{obstacle}: {advice}");
+            let named = if asks_arbiter(obstacle) { "etcd does not answer" } else { "it" };
+            assert!(advice.contains(named), "{obstacle}: {advice}");
+        }
+    }
+
+    /// Regression: while the command ran again after a failure, the advice was to serve by force.
+    #[test]
+    fn node_that_fences_again_is_waited_for() {
+        for state in LOST {
+            let failure = Some("it ended with status 1".to_owned());
+            let fencing = FailoverDocument {
+                fencing: Some(FencingState::Running),
+                fencing_failure: failure,
+                ..blocked(Obstacle::Unfenced)
+            };
+            let advice = next(&with(state, false, fencing));
+            let waits = matches!(&advice[..], [one] if one.contains("runs fence_command"));
+            assert!(waits && !advice.concat().contains("--force"), "{state}: {advice:?}");
         }
     }
 
