@@ -474,8 +474,8 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
             "the data or log device of {node} does not answer: the order takes effect when it does"
         )),
         CommandError::NotExcluded => Problem::conflict(format!(
-            "nothing was changed: {error}. Repeat the order when the arbiter answers: see `flagstone mirror \
-             status {volume}`"
+            "the order was not carried out: {error}. Repeat it when the arbiter answers: see `flagstone \
+             mirror status {volume}`"
         )),
         CommandError::OutcomeUnknown => failed(format!(
             "{name} was lost during the switchover: {node} serves no hosts until it reaches {name}; see \
