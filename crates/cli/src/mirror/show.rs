@@ -113,11 +113,11 @@ fn failover(now: &MirrorDocument) -> String {
         |volume: &Option<String>| volume.as_ref().map_or(String::new(), |of| format!("{of}: "));
     let own = match (failover.obstacle, serving) {
         (None, true) => format!("{node} runs degraded without its peer"),
-        (None, false) if failover.fencing == Some(FencingState::Running) => {
+        (_, false) if failover.fencing == Some(FencingState::Running) => {
             format!("{node} has won, and is fencing the other node")
         }
         (None, false) if now.replica.as_ref().is_some_and(|replica| !replica.has_source) => {
-            format!("{node} serves as soon as the arbiter agrees")
+            format!("{node} asks the arbiter, and serves if it agrees")
         }
         (None, false) => format!("{node} takes over if its source fails"),
         (Some(obstacle), _) => {
