@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use flagstone_backup::document::{BackupEntry, Head};
 use flagstone_backup::limits::{INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, REQUEST_S};
-use flagstone_backup::prune::{PrunePlan, Retention, Unneeded, plan_prune, preview, prune};
+use flagstone_backup::prune::{
+    PrunePlan, Retention, Unneeded, abandon_unusable, plan_prune, preview, prune,
+};
 use flagstone_backup::verify::verify;
 use flagstone_backup::{BackupError, Options, Repository};
 use flagstone_config::BucketOptions;
@@ -247,6 +249,8 @@ fn run_prune(args: &PruneArgs) -> Result<Exit, Failure> {
         abandon_after_s: args.abandon_after.as_secs(),
     };
     let plan = plan_prune(&head, &retention, session.repository.now());
+    let plan = abandon_unusable(&session.repository, &head, plan);
+    let plan = session.runtime.block_on(plan)?;
     if !args.dry_run && !plan.remove.is_empty() && !args.yes {
         let names: Vec<String> = plan.remove.iter().map(show::named).collect();
         let loss = format!("backups {}", names.join(", "));
