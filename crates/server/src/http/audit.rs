@@ -1,7 +1,7 @@
 //! Audit lines: a line in the log when an order begins, and one with its result, each with its
 //! user, address, path and query. An order that the end of the server interrupts has only the
-//! first. Reading data of hosts counts as an order; it takes many calls, of which only the first
-//! has lines ([`DataReads`]).
+//! first. Reading data of hosts counts as an order; it takes many calls, of which the first that
+//! succeeds is the last to have lines ([`DataReads`]).
 //!
 //! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Orders that
 //! reach their action are written on core 0, all of them. Orders that are refused before that cost
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use flagstone_config::redact;
-use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::time::Instant;
 use percent_encoding::percent_decode_str;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
@@ -39,7 +39,7 @@ const REFUSED_PERIOD: Duration = Duration::from_secs(60);
 /// ones, of the Unix socket, share a count.
 const REFUSED_USERS: usize = 2048;
 
-/// Reads of data that are known at once: far more than one machine can carry out.
+/// Reads of data that are remembered at once: far more than one machine can carry out.
 const DATA_READS: usize = 256;
 
 /// Time without a call after which a read of data has ended. A client that was interrupted sends
@@ -52,6 +52,8 @@ pub(crate) struct AuditedOrder {
     from: std::sync::Arc<str>,
     what: String,
     body: String,
+    /// The read that needs no further lines once it has succeeded.
+    read: Option<(DataRead, Instant, Rc<DataReads>)>,
 }
 
 impl AuditedOrder {
@@ -66,15 +68,19 @@ impl AuditedOrder {
             from: call.peer.clone(),
             what: requested(&call.method, &call.target),
             body: shown_body(call.content_type.as_deref(), &call.body),
+            read: None,
         };
-        let AuditedOrder { who, from, what, body } = &order;
+        let AuditedOrder { who, from, what, body, .. } = &order;
         tracing::info!(target: "audit", who, from = &**from, body, "{what}: begun");
         order
     }
 
     /// Writes the line, and marks the response.
     pub(crate) fn answered(self, response: &mut Response) {
-        let AuditedOrder { who, from, what, body } = self;
+        let AuditedOrder { who, from, what, body, read } = self;
+        if let Some((read, begun, reads)) = read.filter(|_| response.status().is_success()) {
+            reads.succeeded(read, begun);
+        }
         let status = response.status().as_u16();
         let reason = response.extensions().get().map_or("done", |RefusalReason(reason)| reason);
         tracing::info!(target: "audit", who, from = &*from, body, status, "{what}: {reason}");
@@ -82,29 +88,57 @@ impl AuditedOrder {
     }
 }
 
-/// Reads of data of hosts that have their line, by caller and snapshot, with the time of their last
-/// call.
+/// A read of data of hosts: who reads what.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct DataRead {
+    who: String,
+    path: String,
+    since: Option<String>,
+}
+
+impl DataRead {
+    fn of(call: &Call) -> DataRead {
+        DataRead {
+            who: call.caller.to_string(),
+            path: call.target.split('?').next().unwrap_or_default().to_owned(),
+            since: parameter(call, "since").map(str::to_owned),
+        }
+    }
+}
+
+fn parameter<'a>(call: &'a Call, name: &str) -> Option<&'a str> {
+    call.query.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
+}
+
+/// Reads of data of hosts that have their lines, with the time of their last call.
 #[derive(Debug, Default)]
-pub(crate) struct DataReads(BTreeMap<String, Instant>);
+pub(crate) struct DataReads(RefCell<BTreeMap<DataRead, Instant>>);
 
 impl DataReads {
     /// Writes the first line of a read that begins. `None` for the next call of a read that has its
-    /// line. Call it on a core of the runtime.
-    pub(crate) fn begin(&mut self, call: &Call) -> Option<AuditedOrder> {
-        let now = time::now();
-        self.0.retain(|_, last| now.since(*last) < DATA_READ_PAUSE);
-        let path = call.target.split('?').next().unwrap_or_default();
-        let since = call.query.iter().find(|(name, _)| name == "since");
-        let key = format!("{} {path} {:?}", call.caller, since.map(|(_, value)| value));
-        if let Some(last) = self.0.get_mut(&key) {
+    /// lines.
+    pub(crate) fn begin(self: &Rc<Self>, call: &Call, now: Instant) -> Option<AuditedOrder> {
+        self.0.borrow_mut().retain(|_, last| now.since(*last) < DATA_READ_PAUSE);
+        // HEAD has no data, so that the lines of the read are still to come.
+        if call.method != Method::GET {
+            return Some(AuditedOrder::of(call));
+        }
+        let read = DataRead::of(call);
+        let offset = parameter(call, "offset_bytes").and_then(|offset| offset.parse().ok());
+        let is_first = offset.is_none_or(|offset: u64| offset == 0);
+        if let Some(last) = self.0.borrow_mut().get_mut(&read).filter(|_| !is_first) {
             *last = now;
             return None;
         }
-        // Others have a line for each call.
-        if self.0.len() < DATA_READS {
-            self.0.insert(key, now);
+        Some(AuditedOrder { read: Some((read, now, self.clone())), ..AuditedOrder::of(call) })
+    }
+
+    /// A refused call shows only what was not read. Beyond [`DATA_READS`], each call has lines.
+    fn succeeded(&self, read: DataRead, begun: Instant) {
+        let mut reads = self.0.borrow_mut();
+        if reads.len() < DATA_READS || reads.contains_key(&read) {
+            reads.insert(read, begun);
         }
-        Some(AuditedOrder::of(call))
     }
 }
 
@@ -268,10 +302,11 @@ fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use flagstone_config::ApiRole;
-    use flagstone_runtime::sim::{SimConfig, Simulation};
+    use flagstone_runtime::{block_on, time};
 
     use super::*;
     use crate::http::limits::STREAM_TYPE;
+    use crate::http::response::complete;
 
     #[test]
     fn paths_are_shown_without_secrets_and_controls() {
@@ -314,35 +349,78 @@ mod tests {
         assert!(orders.0.borrow().is_empty());
     }
 
-    /// Data of hosts could be read without a line.
-    #[test]
-    fn read_of_data_is_audited_once_until_it_pauses() {
-        let call = |name: &str, offset: u64, since: &[&str]| Call {
+    fn read(name: &str, offset: Option<u64>, since: &[&str]) -> Call {
+        let offset = offset.map(|offset| ("offset_bytes".to_owned(), offset.to_string()));
+        let since = since.iter().map(|value| ("since".to_owned(), (*value).to_owned()));
+        Call {
             caller: Caller::User { name: name.into(), role: ApiRole::Operator },
             peer: "10.0.0.9:1".into(),
             method: Method::GET,
-            target: format!("/v1/snapshots/db@a/stream?offset_bytes={offset}"),
-            query: since.iter().map(|value| ("since".to_owned(), (*value).to_owned())).collect(),
+            target: "/v1/snapshots/db@a/stream?".to_owned(),
+            query: offset.into_iter().chain(since).collect(),
             content_type: None,
             body: Default::default(),
             names: Vec::new(),
-        };
-        Simulation::new(1, SimConfig::default()).block_on(async {
-            let mut reads = DataReads::default();
-            let mut is_audited = |call| reads.begin(&call).is_some();
-            assert!(is_audited(call("alice", 0, &[])) && !is_audited(call("alice", 9, &[])));
-            assert!(is_audited(call("alice", 9, &["db@0"])) && is_audited(call("carol", 9, &[])));
-            for _ in 0..3 {
-                time::sleep(DATA_READ_PAUSE * 2 / 3).await;
-                assert!(!is_audited(call("alice", 9, &[])));
-            }
-            time::sleep(DATA_READ_PAUSE).await;
-            assert!(is_audited(call("alice", 9, &[])));
-            for user in 0..2 * DATA_READS {
-                assert!(is_audited(call(&user.to_string(), 0, &[])));
-            }
-            assert_eq!(reads.0.len(), DATA_READS);
-        });
+        }
+    }
+
+    /// A time, and reads of which none is known.
+    fn no_reads() -> (Instant, Rc<DataReads>) {
+        (block_on(async { time::now() }).unwrap(), Rc::default())
+    }
+
+    /// True if a call that has this status has lines.
+    fn is_audited((now, reads): &(Instant, Rc<DataReads>), call: &Call, status: u16) -> bool {
+        let order = reads.begin(call, *now);
+        let is_audited = order.is_some();
+        if let Some(order) = order {
+            order.answered(&mut complete(status, "", Vec::new()));
+        }
+        is_audited
+    }
+
+    /// Data of hosts could be read without a line.
+    #[test]
+    fn read_of_data_is_audited_once_until_it_pauses() {
+        let mut reads = no_reads();
+        let has_lines = |reads: &_, call| is_audited(reads, &call, 200);
+        assert!(has_lines(&reads, read("alice", Some(0), &[])));
+        assert!(!has_lines(&reads, read("alice", Some(9), &[])));
+        assert!(has_lines(&reads, read("alice", Some(9), &["db@0"])));
+        assert!(has_lines(&reads, read("carol", Some(9), &[])));
+        for _ in 0..3 {
+            reads.0 = reads.0 + DATA_READ_PAUSE * 2 / 3;
+            assert!(!has_lines(&reads, read("alice", Some(9), &[])));
+        }
+        reads.0 = reads.0 + DATA_READ_PAUSE;
+        assert!(has_lines(&reads, read("alice", Some(9), &[])));
+        for user in 0..2 * DATA_READS {
+            assert!(has_lines(&reads, read(&user.to_string(), Some(0), &[])));
+        }
+        assert_eq!(reads.1.0.borrow().len(), DATA_READS);
+    }
+
+    /// The log said that the read was refused, while all data was sent.
+    #[test]
+    fn refused_call_does_not_hide_the_read_after_it() {
+        let reads = no_reads();
+        let head = Call { method: Method::HEAD, ..read("alice", Some(9), &[]) };
+        for (call, status) in [(head, 200), (read("alice", Some(9), &[]), 404)] {
+            assert!(is_audited(&reads, &call, status));
+            assert!(is_audited(&reads, &call, status));
+        }
+        assert!(is_audited(&reads, &read("alice", Some(9), &[]), 200));
+        assert!(!is_audited(&reads, &read("alice", Some(9), &[]), 200));
+    }
+
+    /// A second read of everything, or of a new snapshot of the same name, had no line.
+    #[test]
+    fn read_from_the_start_is_always_audited() {
+        let reads = no_reads();
+        for offset in [None, Some(0), Some(0), None] {
+            assert!(is_audited(&reads, &read("alice", offset, &[]), 200));
+            assert!(!is_audited(&reads, &read("alice", Some(9), &[]), 200));
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use flagstone_runtime::net::{Address, Listener, PeerUser};
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{spawn, spawn_detached};
+use flagstone_runtime::{spawn, spawn_detached, time};
 use flagstone_transport::{FailureKind, RefusalLog};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -138,10 +138,10 @@ impl Drop for HttpServer {
 
 /// Starts the handlers of calls on this core, each as a task of its own.
 async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
-    let mut reads = DataReads::default();
+    let reads = Rc::new(DataReads::default());
     while let Some(RoutedCall { route, call, response }) = calls.recv().await {
         let order = match router.reads_data(route) {
-            true => reads.begin(&call),
+            true => reads.begin(&call, time::now()),
             false => AuditedOrder::begin(&call),
         };
         let answer = router.answer(route, call);
