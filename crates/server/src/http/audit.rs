@@ -10,6 +10,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,10 +89,12 @@ impl AuditedOrder {
     }
 }
 
-/// A read of data of hosts: who reads what.
+/// A read of data of hosts: who reads what, from where.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct DataRead {
     who: String,
+    /// `None` for the Unix socket, where `who` names the process.
+    address: Option<IpAddr>,
     path: String,
     since: Option<String>,
 }
@@ -100,6 +103,7 @@ impl DataRead {
     fn of(call: &Call) -> DataRead {
         DataRead {
             who: call.caller.to_string(),
+            address: call.peer.parse().ok().map(|peer: SocketAddr| peer.ip()),
             path: call.target.split('?').next().unwrap_or_default().to_owned(),
             since: parameter(call, "since").map(str::to_owned),
         }
@@ -420,6 +424,22 @@ mod tests {
         for offset in [None, Some(0), Some(0), None] {
             assert!(is_audited(&reads, &read("alice", offset, &[]), 200));
             assert!(!is_audited(&reads, &read("alice", Some(9), &[]), 200));
+        }
+    }
+
+    /// Beside a backup, its stolen token read the same snapshot without a line.
+    #[test]
+    fn reads_from_other_addresses_are_audited_apart() {
+        let reads = no_reads();
+        for (peer, expected) in [
+            ("10.0.0.9:1", true),
+            ("10.0.0.9:2", false),
+            ("10.0.0.66:1", true),
+            ("[2001:db8::1]:1", true),
+            ("[2001:db8::1]:2", false),
+        ] {
+            let call = Call { peer: peer.into(), ..read("alice", Some(9), &[]) };
+            assert_eq!(is_audited(&reads, &call, 200), expected, "{peer}");
         }
     }
 
