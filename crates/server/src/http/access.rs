@@ -30,6 +30,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::http::limits::HANDSHAKE_PERIOD;
 use crate::http::problem::Problem;
+use crate::http::response::Response;
 
 /// SHA-256 of a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,6 +148,13 @@ impl AccessRefusal {
             Self::Role => "role",
             Self::Site => "site",
         }
+    }
+
+    /// The response to a call that was admitted. Has the refusal as an extension.
+    pub(crate) fn response(self) -> Response {
+        let mut response = self.problem().response();
+        response.extensions_mut().insert(self);
+        response
     }
 
     pub(crate) fn problem(self) -> Problem {
@@ -320,6 +328,13 @@ impl AccessClaim {
         }
     }
 
+    /// Counts the refusal of a request that was admitted.
+    pub(crate) fn refuse(&self, refusal: AccessRefusal) {
+        if let AccessClaim::Tls { users, source, .. } = self {
+            users.refuse(*source, refusal);
+        }
+    }
+
     /// Finds out who makes a request, after [`AccessClaim::wait`].
     ///
     /// # Errors
@@ -391,7 +406,7 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::Ipv4Addr;
 
     use axum::http::HeaderValue;
@@ -401,7 +416,7 @@ mod tests {
 
     use super::*;
 
-    fn users() -> Arc<Users> {
+    pub(crate) fn users() -> Arc<Users> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])

@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::ServiceExt;
 
-use crate::http::access::{AccessClaim, Caller};
+use crate::http::access::{AccessClaim, AccessRefusal, Caller};
 use crate::http::admission::{NotAdmitted, RequestContext, admit};
 use crate::http::audit::{Audited, RefusedOrder, RefusedOrders, requested};
 use crate::http::limits::{
@@ -307,7 +307,12 @@ pub(crate) async fn serve_connection<S>(
             if let Some(&RefusalReason(reason)) = response.extensions().get() {
                 refuse(&name, format!("{}: {reason}", response.status()));
                 let is_audited = response.extensions().get::<Audited>().is_some();
-                if RefusedOrder::is_order(&method) && !is_audited {
+                let refusal = response.extensions().get::<AccessRefusal>().copied();
+                if let Some(refusal) = refusal {
+                    claim.refuse(refusal);
+                }
+                let is_order = RefusedOrder::is_order(&method) || refusal.is_some();
+                if is_order && !is_audited {
                     let status = response.status().as_u16();
                     orders.refused(RefusedOrder {
                         caller,
@@ -389,6 +394,7 @@ async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Resul
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
     use std::time::Duration;
 
     use flagstone_runtime::net::PeerUser;
@@ -396,19 +402,27 @@ mod tests {
     use tokio::task::LocalSet;
 
     use super::*;
+    use crate::http::access::tests::users;
 
     /// Serves what a peer sends before it sends no more. Returns the answer and the audited users.
     fn serve(sent: &str, closes: bool) -> (String, Vec<(String, u32)>) {
+        let user = PeerUser { user_id: 7, group_id: 8, process_id: None };
+        serve_claim(sent, closes, AccessClaim::Local(Some(user)), axum::Router::new())
+    }
+
+    fn serve_claim(
+        sent: &str,
+        closes: bool,
+        claim: AccessClaim,
+        service: axum::Router,
+    ) -> (String, Vec<(String, u32)>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let orders = Rc::<RefusedOrders>::default();
         let served = async {
             let (mut peer, stream) = duplex(1 << 16);
             let options =
                 HttpOptions { request_timeout: Duration::from_millis(20), ..Default::default() };
-            let user = PeerUser { user_id: 7, group_id: 8, process_id: None };
-            let claim = AccessClaim::Local(Some(user));
             let clock = Rc::new(Clock::new(options));
-            let service = axum::Router::new();
             peer.write_all(sent.as_bytes()).await.unwrap();
             if closes {
                 peer.shutdown().await.unwrap();
@@ -445,6 +459,21 @@ mod tests {
         assert_eq!(users, audited);
         assert_eq!(serve(&of("GET", "Host: x\r\n"), false).1, []);
         assert_eq!(serve("POST /v1/x HT", false).1, []);
+    }
+
+    /// A read-only user could fill the log with reads of data, which no metric counted.
+    #[test]
+    fn refused_reads_of_data_are_limited_and_counted() {
+        let users = users();
+        let source = Ipv4Addr::new(192, 0, 2, 1).into();
+        let claim = AccessClaim::Tls { users: users.clone(), source, chain: Vec::new() };
+        let refused = || async { AccessRefusal::Role.response().map(Body::from) };
+        let service = axum::Router::new().fallback(refused);
+        let get = "GET /v1/x HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer b\r\n\r\n";
+        let (answer, audited) = serve_claim(&get.repeat(150), true, claim, service);
+        assert_eq!(answer.matches("HTTP/1.1 403").count(), 150, "{answer}");
+        assert_eq!(audited, [("user bob".to_owned(), 100)]);
+        assert_eq!(users.refused(), [0, 0, 0, 0, 150, 0]);
     }
 
     #[test]

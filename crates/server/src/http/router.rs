@@ -315,9 +315,14 @@ impl Router {
         self.routes[index].info.reads_data
     }
 
+    /// Why a caller may not use a route, if it reads data of hosts.
+    pub(crate) fn refusal(&self, index: usize, caller: &Caller) -> Option<AccessRefusal> {
+        (self.reads_data(index) && !caller.is_operator()).then_some(AccessRefusal::Role)
+    }
+
     pub(crate) fn answer(&self, index: usize, call: Call) -> PendingResponse {
-        if self.reads_data(index) && !call.caller.is_operator() {
-            return Box::pin(std::future::ready(AccessRefusal::Role.problem().response()));
+        if let Some(refusal) = self.refusal(index, &call.caller) {
+            return Box::pin(std::future::ready(refusal.response()));
         }
         (self.routes[index].handler)(call)
     }

@@ -141,6 +141,8 @@ async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
     let reads = Rc::new(DataReads::default());
     while let Some(RoutedCall { route, call, response }) = calls.recv().await {
         let order = match router.reads_data(route) {
+            // The connection writes the line, within the limits of refused orders.
+            true if router.refusal(route, &call.caller).is_some() => None,
             true => reads.begin(&call, time::now()),
             false => AuditedOrder::begin(&call),
         };
@@ -414,9 +416,51 @@ async fn refuse_connection(mut stream: Box<dyn HttpStream>) {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::Method;
+    use flagstone_config::ApiRole;
+    use serde_json::json;
     use tokio::time::Instant;
 
     use super::*;
+    use crate::http::access::{AccessRefusal, Caller};
+    use crate::http::audit::Audited;
+    use crate::http::router::Call;
+
+    #[test]
+    fn reads_of_data_without_the_role_begin_no_order() {
+        let mut router = Router::new();
+        router.get("/data", "Data.", |_| async { Ok(json!(1)) }).reads_data();
+        let answered = |role| {
+            let call = Call {
+                caller: Caller::User { name: "x".into(), role },
+                peer: "10.0.0.9:1".into(),
+                method: Method::GET,
+                target: "/data".to_owned(),
+                query: Vec::new(),
+                content_type: None,
+                body: Default::default(),
+                names: Vec::new(),
+            };
+            let (response, answered) = oneshot::channel();
+            let (calls, received) = mpsc::channel(1);
+            calls.try_send(RoutedCall { route: 0, call, response }).unwrap();
+            (received, answered)
+        };
+        let router = Rc::new(router);
+        for (role, audited, refusal) in
+            [(ApiRole::Operator, true, None), (ApiRole::ReadOnly, false, Some(AccessRefusal::Role))]
+        {
+            let (received, answered) = answered(role);
+            let router = router.clone();
+            let served = async move {
+                handle(router, received).await;
+                answered.await.unwrap()
+            };
+            let answer = flagstone_runtime::block_on(served).unwrap();
+            assert_eq!(answer.extensions().get::<Audited>().is_some(), audited);
+            assert_eq!(answer.extensions().get().copied(), refusal);
+        }
+    }
 
     #[test]
     fn quietest_of_the_largest_peer_makes_room() {
