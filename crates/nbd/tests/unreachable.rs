@@ -185,6 +185,26 @@ fn question_leaves_time_for_an_answer() {
     });
 }
 
+/// A client that reconnects for ever to a device that hangs left no trace.
+#[test]
+fn client_given_up_behind_its_previous_is_counted() {
+    in_simulation(1, async || {
+        let (device, calls) = BlockingDevice::wrap(device().0);
+        let server = Running::with(device);
+        let first = Peer::begun(&server.address, SIMPLE).await;
+        calls.hold();
+        first.send(&request(command::READ, 0, 1, 0, 512)).await;
+        until(|| calls.begun() == 1).await;
+        drop(first);
+        let second = Peer::begun(&server.address, SIMPLE).await;
+        assert!(second.sees_end().await);
+        let count = server.server.refusals().find(|(name, _)| *name == "unfinished");
+        assert_eq!(count, Some(("unfinished", 1)));
+        calls.let_go();
+        server.stop().await;
+    });
+}
+
 /// Regression: a client attached after an operator's order had found none.
 #[test]
 fn suspended_export_attaches_no_client() {

@@ -95,11 +95,14 @@ pub enum NbdRefusalReason {
     /// Too many negotiations of its address are in progress.
     #[error("too many negotiations of this address are in progress")]
     Busy,
+    /// The client was admitted, but commands of earlier connections to the export have not ended.
+    #[error("commands of an earlier connection have not ended in time")]
+    Unfinished,
 }
 
 impl NbdRefusalReason {
     /// Names of all reasons.
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 11] = [
         "unknown-export",
         "not-yet",
         "unreachable",
@@ -110,6 +113,7 @@ impl NbdRefusalReason {
         "protocol",
         "timeout",
         "busy",
+        "unfinished",
     ];
 
     /// Name, for metrics.
@@ -125,6 +129,7 @@ impl NbdRefusalReason {
             NbdRefusalReason::Failed(_) => "protocol",
             NbdRefusalReason::TimedOut => "timeout",
             NbdRefusalReason::Busy => "busy",
+            NbdRefusalReason::Unfinished => "unfinished",
         }
     }
 }

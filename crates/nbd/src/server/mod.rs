@@ -263,7 +263,12 @@ impl NbdServer {
             };
             match time::timeout(self.options.handshake_timeout, ready).await {
                 Ok(owner) => Ok((session, owner)),
-                Err(_) => Err(DisconnectReason::TimedOut),
+                Err(_) => {
+                    let (export, reason) =
+                        (session.export.name.clone(), NbdRefusalReason::Unfinished);
+                    self.refused(&stream, &NbdRefusal { export, reason });
+                    Err(DisconnectReason::TimedOut)
+                }
             }
         };
         let peer = stream.peer();
