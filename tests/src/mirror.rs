@@ -30,6 +30,9 @@ pub struct Setup<'a> {
     pub options: &'a str,
     /// Options in the peer table, such as `compression = "lz4"`.
     pub peer: &'a str,
+    /// Links time out after 20 s rather than 1 s: on a busy machine, the key exchange of an
+    /// unoptimized build takes longer than that.
+    pub patient: bool,
     /// Options of the listeners for NVMe/TCP, such as `?tls=allowed`.
     pub listen: &'a str,
     /// Options in the volume table of each node, such as `disk_model = { latency = "1ms" }`.
@@ -90,12 +93,14 @@ impl Pair {
             size_bytes,
             options,
             peer: way,
+            patient,
             listen: query,
             volume,
             network,
             small,
             volatile,
         } = setup;
+        let timeout = if patient { "20s" } else { "1s" };
         let scratch = Scratch::new();
         let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
         let places = [0, 1].map(|node| place(node).unwrap_or_default());
@@ -141,7 +146,7 @@ impl Pair {
             let state = scratch.join(&format!("{node}.state"));
             let text = format!(
                 "[server]\nnode = \"{node}\"\nstate = {state:?}\n[peer.{peer}]\naddress = \"{others}\"\ninsecure = true\n\
-                 timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \
+                 timeout = \"{timeout}\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \
                  \"{peer}\"{log}{comma}{options} }}\n{}\ndevice = {device:?}\n",
                 volume[index]
             );

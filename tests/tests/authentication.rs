@@ -189,7 +189,7 @@ fn replica_is_reached_only_by_peer_with_key() {
     let scratch = Scratch::new();
     let key = generate(&scratch, "pair.key");
     let peer = format!("key_file = {key:?}");
-    let setup = Setup { size_bytes: 16 << 20, peer: &peer, ..Setup::default() };
+    let setup = Setup { size_bytes: 16 << 20, peer: &peer, patient: true, ..Setup::default() };
     let pair = Pair::set_up(setup).synchronized();
     for node in [0, 1] {
         let (address, port) = pair.host_address(node);

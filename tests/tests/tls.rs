@@ -348,7 +348,8 @@ fn mirror_runs_only_over_tls() {
     let other = generate(&scratch, "other.key");
     let peer = format!("tls_key_file = {key:?}");
     let listen = "?tls=allowed";
-    let setup = Setup { size_bytes: 16 << 20, peer: &peer, listen, ..Setup::default() };
+    let setup =
+        Setup { size_bytes: 16 << 20, peer: &peer, patient: true, listen, ..Setup::default() };
     let mut pair = Pair::set_up(setup).synchronized();
     for node in [0, 1] {
         let (address, port) = pair.host_address(node);
