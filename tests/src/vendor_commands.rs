@@ -130,7 +130,8 @@ impl Witness {
         same("room for its own size", &(little(232, 8) >= little(8, 8)), &true)?;
         same("discards its data", &(data[225] & 1), &0)?;
         same("has a source", &Value::from(data[225] & 2 != 0), &replica["has_source"])?;
-        let unused = [&[data[225] & !3][..], &data[228..232], &data[240..]].concat();
+        same("keeps reservations", &(data[225] & 4 != 0), &true)?;
+        let unused = [&[data[225] & !7][..], &data[228..232], &data[240..]].concat();
         same("reserved bytes are set", &unused.iter().any(|byte| *byte != 0), &false)
     }
 
