@@ -2,7 +2,7 @@
 //!
 //! Rotation: the verifying side adds the new secret to the old one, then the authenticating side
 //! puts it first, then both drop the old one. Exchanges in progress keep their secrets. A
-//! [`KeyUse`] tells whoever has proven a secret that it was withdrawn.
+//! [`KeyUse`] informs those who have proven a secret that it was withdrawn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

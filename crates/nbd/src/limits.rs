@@ -58,7 +58,7 @@ pub const TLS_HANDSHAKES_PER_SOURCE: usize = 32;
 /// Time limit of all steps together, besides [`NEGOTIATION_TIMEOUT_EACH`].
 pub const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Further time per export: five times what libnbd 1.14 takes to list one. It keeps nobody out:
+/// Further time per export: five times what libnbd 1.14 takes to list one. It keeps no client out:
 /// while many clients negotiate, [`HANDSHAKE_TIMEOUT`] limits all steps together.
 pub const NEGOTIATION_TIMEOUT_EACH: Duration = Duration::from_secs(1);
 
@@ -80,7 +80,7 @@ pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Shortest duration of a connection that ends because the device cannot be reached. It limits the
-/// rate at which a client that connects again at once does so in vain.
+/// rate at which a client that connects again at once fails.
 pub const LOST_CONNECTION_MIN: Duration = Duration::from_secs(1);
 
 /// Answers of a device that contradict the calls that could not reach it, after which such calls

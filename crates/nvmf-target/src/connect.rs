@@ -204,7 +204,7 @@ pub(crate) fn connect(
         return Err(refusal);
     }
     // From here on, dropping it releases the queue.
-    // Whoever still has to authenticate is not the controller's host yet.
+    // A host that still has to authenticate is not the controller's host yet.
     if qid == 0 || handshake.is_none() {
         controller.saw_traffic();
     }

@@ -141,7 +141,7 @@ impl Controller {
     /// another one, unless a status forbids that. Call it after the check that failed.
     #[cold]
     pub(crate) fn may_refuse(&self, queue: &ControllerQueue) -> bool {
-        // Whoever sees that the controller is not ready also sees why.
+        // A reader that sees that the controller is not ready also sees why.
         fence(Ordering::Acquire);
         queue.is_open() && !self.gone.load(Ordering::Relaxed)
     }

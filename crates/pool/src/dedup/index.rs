@@ -49,25 +49,25 @@ pub(crate) struct Index {
     parts: Vec<Vec<Entry>>,
 }
 
-/// Memory of the index of a pool with so many blocks, in bytes.
+/// Memory of the index of a pool with this number of blocks, in bytes.
 fn bytes_of(blocks: u64) -> u64 {
     let part = u128::from(blocks) * u128::from(DEDUP_INDEX_BYTES_PER_TIB) / u128::from(TIB_BLOCKS);
     (part as u64).min(DEDUP_INDEX_BYTES_MAX)
 }
 
-/// Sets of the index of a pool with so many blocks.
+/// Sets of the index of a pool with this number of blocks.
 fn sets_of(blocks: u64) -> usize {
     (bytes_of(blocks) / ENTRY_BYTES / SET as u64).max(1) as usize
 }
 
 impl Index {
-    /// An empty index for a pool of so many blocks.
+    /// An empty index for a pool of this number of blocks.
     pub(crate) fn new(blocks: u64) -> Index {
         let sets = sets_of(blocks);
         Index { sets, parts: vec![Vec::new(); (sets * SET).div_ceil(PART)] }
     }
 
-    /// True if it has the size for a pool of so many blocks.
+    /// True if it has the size for a pool of this number of blocks.
     pub(crate) fn is_for(&self, blocks: u64) -> bool {
         self.sets == sets_of(blocks)
     }

@@ -135,12 +135,12 @@ impl ScanProgress {
         self.sharing > 0
     }
 
-    /// True if a segment is to be scanned, after so many blocks were written for hosts.
+    /// True if a segment is to be scanned, after this number of blocks was written for hosts.
     pub(crate) fn is_due(&self, host_blocks: u64) -> bool {
         self.left > 0 && !self.is_blocked && host_blocks >= self.resume_at
     }
 
-    /// Stops the scan until hosts have written so many blocks in all.
+    /// Stops the scan until hosts have written this number of blocks in all.
     pub(crate) fn pause_until(&mut self, host_blocks: u64) {
         self.resume_at = host_blocks;
     }

@@ -95,7 +95,7 @@ impl UnitPlace {
     }
 }
 
-/// True if a location is possible in a pool of so many blocks.
+/// True if a location is possible in a pool of this number of blocks.
 pub fn is_location(location: u64, blocks: u64) -> bool {
     let stored = match unit_of(location) {
         None => 1,

@@ -270,7 +270,7 @@ fn leg_that_is_opened_while_its_pool_closes_is_missing() {
     });
 }
 
-/// Both copies were stale, although nobody had written.
+/// Both copies were stale, although no host had written.
 #[test]
 fn former_leg_is_current_until_hosts_write() {
     test(async {

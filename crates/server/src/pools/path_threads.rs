@@ -2,8 +2,8 @@
 //! never hold the control thread.
 //!
 //! A file or disk that hangs keeps its thread, also after the order that asked it was cut off. A
-//! thread that hangs for good, as on a server that is gone and mounted anew, must not make its path
-//! useless until a restart, and paths that hang must not take any number of threads.
+//! thread that hangs for good, as on a server that is gone and mounted again, must not make its
+//! path useless until a restart, and paths that hang must not take any number of threads.
 //!
 //! Invariants:
 //! - a path has one thread that has run for less than [`STUCK_AFTER`]; later calls wait without a

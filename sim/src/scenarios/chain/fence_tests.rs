@@ -254,7 +254,7 @@ fn peer_is_fenced_once_for_a_grant_that_is_not_served() {
     cluster.pass(2 * FAILOVER_TIME);
     assert_eq!(cluster.store().record(VOLUME), record, "{}", cluster.describe());
     assert_eq!(fenced(&cluster), [0, 1]);
-    // A file that has failed is opened anew.
+    // A file that has failed is opened again.
     mend_device(&cluster);
     cluster.end(1, false);
     cluster.restart(1);

@@ -67,7 +67,7 @@ pub struct Price {
     pub usd_per_iops: Option<f64>,
     #[serde(alias = "usd_per_mib_per_s")]
     pub usd_per_mb_per_s: Option<f64>,
-    /// The sources disagree so much that the price is not used.
+    /// The sources disagree too far for the price to be used.
     #[serde(default)]
     pub(crate) disputed: bool,
     pub note: Option<String>,
