@@ -8,7 +8,7 @@ use flagstone_runtime::{BufMut, buf};
 
 use parking_lot::Mutex;
 
-use super::{LegStatus, Pairs};
+use super::Pairs;
 use crate::limits::{BLOCK_BYTES, READ_FAULTS_MAX};
 use crate::ondisk::legs::LEGS;
 
@@ -161,10 +161,10 @@ impl Pairs {
         }
     }
 
-    /// Finds content that `is_right` on a leg in sync, or on one that is behind and may have it from
-    /// earlier, and rewrites the legs in sync that lack it, unless the pairs are read-only. `None`
-    /// if no leg has it. The range has at most the blocks of a unit: it is read and written block by
-    /// block, because writers may hold all memory while they wait for the repair.
+    /// Finds content that `is_right` on a leg in sync, and rewrites the others with it, unless the
+    /// pairs are read-only. `None` if no leg has it. The range has at most the blocks of a unit: it
+    /// is read and written block by block, because writers may hold all memory while they wait for
+    /// the repair.
     pub(crate) async fn repair(
         &self,
         index: usize,
@@ -181,10 +181,7 @@ impl Pairs {
                 false => bad.push(leg),
             }
         }
-        let content = match good {
-            Some(content) => content,
-            None => self.read_behind(index, offset, len).await.filter(|bytes| is_right(bytes))?,
-        };
+        let content = good?;
         if self.is_read_only.load(Ordering::Acquire) {
             return Some(Repaired { content, is_rewritten: false });
         }
@@ -194,22 +191,6 @@ impl Pairs {
         }
         drop(excluded);
         Some(Repaired { content, is_rewritten })
-    }
-
-    /// Content of a range on the leg that is behind, block by block.
-    async fn read_behind(&self, index: usize, offset: u64, len: usize) -> Option<Vec<u8>> {
-        let pair = &self.pairs[index];
-        let (leg, own) = (0..LEGS).find_map(|leg| {
-            let own = pair.device(leg);
-            let status = pair.status_of(leg, &own);
-            matches!(status, Some(LegStatus::Behind { .. })).then_some((leg, own))
-        })?;
-        let mut content = Vec::with_capacity(len);
-        for at in (offset..offset + len as u64).step_by(BLOCK_BYTES) {
-            let read = own.read(at, buf::alloc_small(BLOCK_BYTES));
-            content.extend_from_slice(&pair.limited(leg, &own, read).await.ok()?);
-        }
-        Some(content)
     }
 
     /// As [`Pairs::read_each`], block by block: the content ends before a block that cannot be
