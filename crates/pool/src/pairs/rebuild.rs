@@ -224,7 +224,7 @@ impl Shared {
             if !is_free {
                 let retries = ReadRetries::default();
                 let layout = &self.storage.layout;
-                let sums = SegmentSums::read(pairs, (leg, &own), layout, segment).await;
+                let sums = SegmentSums::read(pairs, 1 - leg, layout, segment).await;
                 let start = self.storage.layout.place(self.storage.layout.first_block(segment));
                 let bytes = u64::from(self.storage.layout.segment_blocks()) * BLOCK_BYTES as u64;
                 let end = start.offset + bytes;
