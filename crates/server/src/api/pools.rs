@@ -33,8 +33,8 @@ use crate::serve::Server;
 use crate::volume::ServedVolume;
 
 /// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` one
-/// device, or two with redundancy, `remove-device` one, `replace-device` the former and the new one;
-/// `create`, `grow`,
+/// device, or two with redundancy, `remove-device` one, `replace-device` the former and the new
+/// one; `create`, `grow`,
 /// `replace-device` and `set-log` also `destroy_data`, `create` also `redundancy`, `remove-device`
 /// also `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and
 /// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss` and `shown_data_loss`,
