@@ -142,9 +142,9 @@ impl Failover {
 
 impl Inner {
     /// Fences the peer for this step and the kept grant. False if that failed, or another step is
-    /// due, or the arbiter has to be asked again. If it `has_answered` in this race, the command may
-    /// outlast the grant. Otherwise it ends with the grant, so that it does not stop a node which
-    /// serves by the operator's order.
+    /// due, or the arbiter has to be asked again. If it `has_answered` in this race, the command
+    /// may outlast the grant. Otherwise it ends with the grant, so that it does not stop a node
+    /// which serves by the operator's order.
     pub(super) async fn fence_for_grant(self: &Arc<Self>, now: Step, has_answered: bool) -> bool {
         let (is_fenced, until_ns) = self
             .failover

@@ -1,4 +1,5 @@
-//! Replica Reservations: one page of the record of a volume's reservations, which the replica keeps.
+//! Replica Reservations: one page of the record of a volume's reservations, which the replica
+//! keeps.
 //!
 //! Invariants of a page:
 //! - it begins within the record, or is the first page of an empty one;

@@ -1,5 +1,5 @@
-//! Pair set: the pairs of a pool, by position in its device table. Pairs are added and never removed,
-//! by one task at a time.
+//! Pair set: the pairs of a pool, by position in its device table. Pairs are added and never
+//! removed, by one task at a time.
 
 use std::ops::Index;
 use std::sync::OnceLock;
