@@ -171,63 +171,6 @@ fn rebuild_keeps_blocks_that_only_its_target_has() {
     .unwrap();
 }
 
-/// A rebuild once copied damaged headers, and damaged blocks after them, over right ones.
-#[test]
-fn rebuild_keeps_headers_that_only_its_target_has() {
-    block_on(async {
-        let (a, b) = (disk("/a"), disk("/b"));
-        let (pool, volume) = create(&[&a, &b]).await;
-        fill(&volume, 1).await;
-        pool.close().await.unwrap();
-        drop((pool, volume));
-        rot_headers(&a).await;
-        let (pool, volume) = open(&[&a]).await.unwrap();
-        write(&volume, 999, 2).await.unwrap();
-        pool.close().await.unwrap();
-        drop((pool, volume));
-        assert_eq!(rot(&a, 1).await, 300);
-        let (pool, volume) = open(&[&a, &b]).await.unwrap();
-        rebuilt(&pool).await;
-        holds(&volume, 1).await;
-        pool.close().await.unwrap();
-        drop((pool, volume));
-        let devices = vec![b.named.clone()];
-        let report = Pool::check_devices(devices, &mut |_, _| {}).await.unwrap();
-        assert_eq!(report.damage, []);
-        let (_pool, volume) = open(&[&b]).await.unwrap();
-        holds(&volume, 1).await;
-        assert_eq!(read(&volume, 999).await, Ok(2));
-    })
-    .unwrap();
-}
-
-/// A device that returned has blocks that have rotted on the other one meanwhile.
-#[test]
-fn device_that_is_behind_repairs_the_other() {
-    block_on(async {
-        let (a, b) = (disk("/a"), disk("/b"));
-        let (pool, volume) = create(&[&a, &b]).await;
-        fill(&volume, 1).await;
-        pool.close().await.unwrap();
-        drop((pool, volume));
-        let (pool, volume) = open(&[&a]).await.unwrap();
-        write(&volume, 999, 2).await.unwrap();
-        pool.close().await.unwrap();
-        drop((pool, volume));
-        assert_eq!(rot(&a, 1).await, 300);
-        let (gate, gated) = crate::gate::gated(&a);
-        // The first chunk header, which only the rebuild reads.
-        gate.hold(|call| call == Call::Read { offset: 1 << 20 });
-        let pool = Pool::open(vec![gated, b.named.clone()]).await.unwrap();
-        gate.holds_a_call().await;
-        holds(&pool.open_volume("db").unwrap(), 1).await;
-        gate.release();
-        rebuilt(&pool).await;
-        assert_eq!(pool.status().redundancy.unwrap().repaired_blocks, 300);
-    })
-    .unwrap();
-}
-
 /// The pool kept a failed device open, and so locked, until the device was replaced.
 #[test]
 fn missing_device_is_closed_for_its_replacement() {
