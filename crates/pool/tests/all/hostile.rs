@@ -112,7 +112,7 @@ fn incomplete_or_mixed_devices_are_refused() {
         );
         let refused = message(open(vec![first[0].clone()]).await);
         assert!(
-            refused.contains("device 1 with id") && refused.contains("is missing"),
+            refused.contains("the device with id") && refused.contains("is missing"),
             "{refused}"
         );
         let refused = message(open(vec![first[0].clone(), second[1].clone()]).await);
