@@ -61,27 +61,6 @@ async fn behind() -> (Disk, Disk) {
     (a, b)
 }
 
-/// Damages every second of the first 200 chunk headers, the one at the beginning included. The next
-/// opening needs the last ones.
-async fn rot_headers(disk: &Disk) {
-    let size = disk.memory.geometry().size_bytes;
-    let mut count = 0;
-    for offset in ((1 << 20)..size).step_by(BLOCK as usize) {
-        let memory = flagstone_runtime::buf::alloc(BLOCK as usize).await;
-        let read = disk.memory.read(offset, memory).await.unwrap();
-        if read.starts_with(b"FSPOOLC\n") {
-            count += 1;
-            if count % 2 == 1 && count < 200 {
-                let mut bad = read.to_vec();
-                bad[100] ^= 0xff;
-                let bad = flagstone_runtime::Buf::copy_of(&bad).unwrap();
-                disk.memory.write(offset, bad, false).await.unwrap();
-            }
-        }
-    }
-    assert!(count > 300);
-}
-
 fn simulated(test: impl Future<Output = ()> + 'static) {
     let sim = Simulation::new(1, SimConfig::default());
     let node = sim.add_node("server");
