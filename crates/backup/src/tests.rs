@@ -194,20 +194,26 @@ fn interruption_at_each_request_loses_nothing() {
     }
 }
 
+/// A store with four backups of one volume, and its head.
+async fn four_backups() -> (Arc<FaultyStore>, Arc<Repository>, History, Head) {
+    let mut history = History::new(9, RANGE_BYTES);
+    let store = Arc::new(FaultyStore::new());
+    let repository = repository(store.clone());
+    for _ in 0..4 {
+        let number = history.snapshot(12);
+        command(&repository, &history, number).await.expect("no fault");
+    }
+    let head = repository.head().await.unwrap().unwrap();
+    (store, repository, history, head)
+}
+
 #[test]
 fn interrupted_prune_keeps_backups_and_no_orphans() {
     for fault in [Fault::Before, Fault::After, Fault::Denied] {
         let mut at = 0;
         loop {
             let hit = run(async move {
-                let mut history = History::new(9, RANGE_BYTES);
-                let store = Arc::new(FaultyStore::new());
-                let repository = repository(store.clone());
-                for _ in 0..4 {
-                    let number = history.snapshot(12);
-                    command(&repository, &history, number).await.expect("no fault");
-                }
-                let head = repository.head().await.unwrap().unwrap();
+                let (store, repository, history, head) = four_backups().await;
                 let retention = Retention { keep: Some(2), ..Retention::default() };
                 let plan = plan_prune(&head, &retention, 0);
                 assert_eq!(plan.remove.len(), 2);
@@ -406,14 +412,7 @@ fn prunes_side_by_side_succeed() {
     let mut overtaken = 0;
     for at in 0.. {
         let finished = run(async move {
-            let mut history = History::new(9, RANGE_BYTES);
-            let store = Arc::new(FaultyStore::new());
-            let repository = repository(store.clone());
-            for _ in 0..4 {
-                let number = history.snapshot(12);
-                command(&repository, &history, number).await.expect("no fault");
-            }
-            let head = repository.head().await.unwrap().unwrap();
+            let (store, repository, history, head) = four_backups().await;
             let removal = |place: usize| {
                 let remove = vec![head.backups[place].id];
                 plan_prune(&head, &Retention { remove, ..Retention::default() }, 0)

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::blocking_device::BlockingDevice;
+use common::blocking_device::{BlockingDevice, Calls};
 use common::peer::{Agreed, Peer, hello, request};
 use common::{Running, any_port, in_simulation, memory, on_each_driver, until};
 use flagstone_blockdev::{BlockDevice, FaultConfig, FaultControl, FaultLayer, SharedDevice};
@@ -185,17 +185,21 @@ fn question_leaves_time_for_an_answer() {
     });
 }
 
+/// A client attaches, reads from a device that hangs, and vanishes.
+async fn leave_a_hanging_read(server: &Running, calls: &Calls) {
+    let client = Peer::begun(&server.address, SIMPLE).await;
+    calls.hold();
+    client.send(&request(command::READ, 0, 1, 0, 512)).await;
+    until(|| calls.begun() == 1).await;
+}
+
 /// A client that reconnects for ever to a device that hangs left no trace.
 #[test]
 fn client_given_up_behind_its_previous_is_counted() {
     in_simulation(1, async || {
         let (device, calls) = BlockingDevice::wrap(device().0);
         let server = Running::with(device);
-        let first = Peer::begun(&server.address, SIMPLE).await;
-        calls.hold();
-        first.send(&request(command::READ, 0, 1, 0, 512)).await;
-        until(|| calls.begun() == 1).await;
-        drop(first);
+        leave_a_hanging_read(&server, &calls).await;
         let second = Peer::begun(&server.address, SIMPLE).await;
         assert!(second.sees_end().await);
         let count = server.server.refusals().find(|(name, _)| *name == "unfinished");
@@ -211,11 +215,7 @@ fn suspended_export_attaches_no_client() {
     on_each_driver(async || {
         let (device, calls) = BlockingDevice::wrap(device().0);
         let server = Running::with(device);
-        let first = Peer::begun(&server.address, SIMPLE).await;
-        calls.hold();
-        first.send(&request(command::READ, 0, 1, 0, 512)).await;
-        until(|| calls.begun() == 1).await;
-        drop(first);
+        leave_a_hanging_read(&server, &calls).await;
         // It attaches when the request of the first has ended.
         let second = Peer::begun(&server.address, SIMPLE).await;
         server.exports.suspend("disk");

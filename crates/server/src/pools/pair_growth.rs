@@ -53,8 +53,18 @@ impl Server {
         };
         let names = devices.join(" and ");
         if devices.iter().all(|device| paths.contains(device)) {
-            let outcome = format!("{names} are devices of pool {name} already");
-            return Ok(Outcome::unchanged(outcome));
+            return match growing {
+                Growing::Open(_) => {
+                    let outcome = format!("{names} are devices of pool {name} already");
+                    Ok(Outcome::unchanged(outcome))
+                }
+                // An earlier order may have recorded them, and ended before they were part of it.
+                Growing::Full(_) => Err(Problem::conflict(format!(
+                    "{names} are recorded for pool {name}, which is still too full to be opened: if they \
+                     did not become part of it, repeat this after flagstone pool import {name} with its \
+                     former devices; otherwise name another pair"
+                ))),
+            };
         }
         if let Some(own) = devices.iter().find(|device| paths.contains(device)) {
             let outcome = format!("{own} is a device of pool {name} already: name another one");
