@@ -78,12 +78,12 @@ unit: setup ## cargo test of the whole workspace: units, and real clients agains
 	@$(MAKE) --no-print-directory -j3 test-crates test-program test-guest
 
 test-crates:
-	cargo test $(CARGO_FLAGS) $(TESTED) --lib --bins
-	cargo test $(CARGO_FLAGS) $(TESTED) --exclude flagstone-tests --test '*'
+	cargo test $(CARGO_FLAGS) $(TESTED) --no-fail-fast --lib --bins
+	cargo test $(CARGO_FLAGS) $(TESTED) --no-fail-fast --exclude flagstone-tests --test '*'
 	cargo test $(CARGO_FLAGS) $(TESTED) --doc
 
 test-program:
-	cargo test $(CARGO_FLAGS) $(TESTED) $(NAMESAKES) $(addprefix --test ,$(PROGRAM_TESTS))
+	cargo test $(CARGO_FLAGS) $(TESTED) --no-fail-fast $(NAMESAKES) $(addprefix --test ,$(PROGRAM_TESTS))
 
 test-guest:
 	cargo test $(CARGO_FLAGS) $(TESTED) $(GUEST_TESTS)
