@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use flagstone_tests::http::ask;
 use flagstone_tests::load::Load;
 use flagstone_tests::pools::Bed;
 use flagstone_tests::process::until;
@@ -157,6 +158,8 @@ fn opening_waits_for_a_late_device() {
     let is_open = || bed.pool()["state"] == "open";
     until("the pool is open", is_open, || format!("{:#}", bed.pool()));
     assert_eq!(device(&bed.pool(), &devices[1])["state"], "in-sync", "{:#}", bed.pool());
+    let is_served = || ask(&bed.server.api(), "GET", "/v1/volumes/db").status == 200;
+    until("its volume is served", is_served, || format!("{:#}", bed.pool()));
     verify(&bed);
 }
 
