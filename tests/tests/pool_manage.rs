@@ -124,10 +124,12 @@ fn plain_volume_grows_with_its_device() {
     let file = File::options().write(true).open(bed.scratch.join("own")).unwrap();
     file.set_len(32 << 20).unwrap();
     assert!(bed.run("volume resize own --dry-run").starts_with("would be done"));
-    assert!(bed.refused("volume resize own 64MiB").contains("32 MiB"));
+    let size = || get(&bed.server.api(), "/v1/volumes/own")["size_bytes"].clone();
+    assert!(bed.refused("volume resize own 64MiB").contains("its device has 32 MiB"));
+    assert_eq!(size(), 16 << 20, "a refused order changes nothing");
+    assert!(bed.run("volume resize own 32MiB").contains("grows from 16 MiB to 32 MiB"));
+    assert_eq!(size(), 32 << 20);
     assert!(bed.run("volume resize own 32MiB").contains("has the size"));
-    let volume = get(&bed.server.api(), "/v1/volumes/own");
-    assert_eq!(volume["size_bytes"], 32 << 20);
     let line = "--rw write --bs 64k --ios 512 --verify --size 32MiB";
     for target in [bed.server.nvme_uri("own"), bed.server.nbd_uri("own")] {
         Load::start(&target, line).wait().assert_complete();

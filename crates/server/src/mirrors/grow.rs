@@ -91,6 +91,16 @@ impl MirroredVolume {
             return refuse(format!("the device of `{name}` on {} has failed", self.node));
         }
         if let Some(bytes) = self.growing_to.get() {
+            // Its answer may have been lost.
+            if wanted.is_none_or(|wanted| wanted == bytes) {
+                return Ok(Grown {
+                    from_bytes: mirror.usable_bytes(),
+                    to_bytes: bytes,
+                    smallest: self.node.clone(),
+                    copied_to: Vec::new(),
+                    in_progress: true,
+                });
+            }
             return refuse(format!(
                 "`{name}` is already growing to {}: the new space is being zeroed on all nodes",
                 exact_size(bytes)

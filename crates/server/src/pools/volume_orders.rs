@@ -363,34 +363,43 @@ impl Server {
         let device = device.ok_or_else(|| {
             Problem::conflict(format!("volume {name} is not open yet: see flagstone status {name}"))
         })?;
-        let before = device.geometry();
-        if !dry_run {
-            device.refresh();
+        let geometry = device.geometry();
+        // Looked at before hosts hear of the growth, which cannot be taken back.
+        let present = device.present_bytes().unwrap_or_default();
+        let present = present - present % u64::from(geometry.block_bytes);
+        let before = geometry.size_bytes;
+        let present = before.max(present);
+        if let Some(wanted) = size_bytes.filter(|wanted| *wanted != present) {
+            return Err(Problem::conflict(format!(
+                "volume {name} cannot have {}, since its device has {}: grow the device first, and \
+                 give its size or none",
+                exact_size(wanted),
+                exact_size(present)
+            )));
         }
-        let present = device.present_bytes().filter(|_| dry_run).unwrap_or_default();
-        let present = present - present % u64::from(before.block_bytes);
-        let now = device.geometry().size_bytes.max(present);
-        let before = before.size_bytes;
+        let now = match dry_run {
+            true => present,
+            false => {
+                device.refresh();
+                device.geometry().size_bytes
+            }
+        };
         let (from, to) = (exact_size(before), exact_size(now));
-        if before != now && !dry_run {
+        if before == now {
+            return Ok(Outcome::unchanged(format!(
+                "volume {name} has the size of its device, {to}"
+            )));
+        }
+        if !dry_run {
             let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
             let reported = self.target.resize_namespace(&nqn, served.nsid);
             reported.map_err(|error| failed(error.to_string()))?;
             tracing::info!("volume {name} was grown from {from} to {to}");
         }
-        match size_bytes {
-            Some(wanted) if wanted != now => Err(Problem::conflict(format!(
-                "volume {name} has the size of its device, {to}: grow the device first, and give \
-                 its size or none"
-            ))),
-            _ if before == now => {
-                Ok(Outcome::unchanged(format!("volume {name} has the size of its device, {to}")))
-            }
-            _ => Ok(Outcome::changed(format!(
-                "volume {name} grows from {from} to {to}; NVMe hosts see it at once, NBD clients \
-                 when they connect again"
-            ))),
-        }
+        Ok(Outcome::changed(format!(
+            "volume {name} grows from {from} to {to}; NVMe hosts see it at once, NBD clients when \
+             they connect again"
+        )))
     }
 
     /// Changes settings. Limits, compression, deduplication and allowed hosts change at once. Other
@@ -552,7 +561,7 @@ impl Server {
         let _order = self.pools.order_on(&[name, to], only).await?;
         self.settle(name).await;
         self.settle(to).await;
-        if self.find_in(only, name)?.is_none() && self.find_in_pools(to)?.is_some() {
+        if self.find_in(only, name)?.is_none() && self.find_in(only, to)?.is_some() {
             if only.is_none() {
                 self.pools.check_absent("volume", name)?;
             }
