@@ -68,3 +68,7 @@ pub(crate) const EXCLUSION_POLL: std::time::Duration = std::time::Duration::from
 /// Part of a range that Compare and Write reads at the memory ceiling, in bytes, beyond the
 /// ceiling.
 pub(crate) const COMPARE_LEAST_BYTES: usize = 4 << 10;
+
+/// Largest block of a device below [`SectorDevice`](crate::SectorDevice), in bytes. A core has one
+/// such buffer outside the memory limit.
+pub const EDGE_BYTES_MAX: usize = 64 << 10;

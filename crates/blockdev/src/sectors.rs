@@ -11,10 +11,13 @@
 //! - whole blocks are passed on as they are.
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
+use flagstone_runtime::buf::SharedReserve;
 use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
+use crate::limits::EDGE_BYTES_MAX;
 use crate::range_lock::RangeLock;
 use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 
@@ -32,12 +35,22 @@ struct Parts {
     lock: Arc<RangeLock>,
 }
 
-/// A range, split where whole blocks begin and end.
+/// A range, split where whole blocks begin and end. Each part may be empty.
 struct Split {
     /// Whole blocks that contain the range.
     cover: Range<u64>,
-    /// Whole blocks in the range; may be empty.
+    /// Part of the range's first block.
+    head: Range<u64>,
+    /// Whole blocks in the range.
     whole: Range<u64>,
+    /// Part of its last block.
+    tail: Range<u64>,
+}
+
+thread_local! {
+    /// Memory for the block of an edge. The device below waits for the core's common reserve, so
+    /// this one must be another.
+    static EDGE: Rc<SharedReserve> = Rc::new(SharedReserve::new(EDGE_BYTES_MAX));
 }
 
 impl SectorDevice {
@@ -51,67 +64,119 @@ impl Parts {
     fn split(&self, offset: u64, len: u64) -> Split {
         let block = u64::from(self.child.geometry().block_bytes);
         let end = offset + len;
-        let cover = offset - offset % block..end.next_multiple_of(block);
-        let whole = offset.next_multiple_of(block)..end - end % block;
-        let whole = if whole.is_empty() { cover.start..cover.start } else { whole };
-        Split { cover, whole }
+        let first = offset.next_multiple_of(block).min(end);
+        let last = (end - end % block).max(first);
+        Split {
+            cover: offset - offset % block..end.next_multiple_of(block),
+            head: offset..first,
+            whole: first..last,
+            tail: last..end,
+        }
     }
 
-    async fn read_whole(&self, range: Range<u64>) -> Result<BufMut, IoError> {
-        let memory = buf::acquire_more((range.end - range.start) as usize).await;
-        self.child.read(range.start, memory).await
+    /// The block that contains `part`, and the place of `part` in it.
+    async fn read_block(&self, part: &Range<u64>) -> Result<(u64, BufMut, Range<usize>), IoError> {
+        let block = u64::from(self.child.geometry().block_bytes);
+        let start = part.start - part.start % block;
+        let memory = EDGE.with(Rc::clone).acquire(block as usize).await;
+        let found = self.child.read(start, memory).await?;
+        let place = (part.start - start) as usize..(part.end - start) as usize;
+        Ok((start, found, place))
     }
 
-    async fn read(self, offset: u64, mut into: BufMut) -> Result<BufMut, IoError> {
-        let Split { cover, .. } = self.split(offset, into.len() as u64);
-        let found = self.read_whole(cover.clone()).await?;
-        let skip = (offset - cover.start) as usize;
-        let len = into.len();
-        into.copy_from_slice(&found[skip..skip + len]);
-        Ok(into)
+    async fn read(self, offset: u64, into: BufMut) -> Result<BufMut, IoError> {
+        let Split { head, whole, tail, .. } = self.split(offset, into.len() as u64);
+        let mut first = into;
+        let mut middle = first.split_off(length(&head));
+        let mut last = middle.split_off(length(&whole));
+        if !whole.is_empty() {
+            middle = self.child.read(whole.start, middle).await?;
+        }
+        for (part, into) in [(head, &mut first), (tail, &mut last)] {
+            if !part.is_empty() {
+                let (_, found, place) = self.read_block(&part).await?;
+                into.copy_from_slice(&found[place]);
+            }
+        }
+        join([first, middle, last]).await
     }
 
-    /// Changes the bytes of `range` in the blocks that contain it.
+    /// Changes the bytes of `part`, which is in one block.
     async fn rewrite(
         &self,
-        range: Range<u64>,
+        part: Range<u64>,
         change: impl FnOnce(&mut [u8]),
         fua: bool,
     ) -> Result<(), IoError> {
-        let Split { cover, .. } = self.split(range.start, range.end - range.start);
-        let mut memory = self.read_whole(cover.clone()).await?;
-        let first = (range.start - cover.start) as usize;
-        change(&mut memory[first..first + (range.end - range.start) as usize]);
-        self.child.write(cover.start, memory.freeze(), fua).await
+        if part.is_empty() {
+            return Ok(());
+        }
+        let (start, mut memory, place) = self.read_block(&part).await?;
+        change(&mut memory[place]);
+        self.child.write(start, memory.freeze(), fua).await
     }
 
     async fn write(self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
-        let Split { cover, .. } = self.split(offset, data.len() as u64);
-        let len = cover.end - cover.start;
-        let _lock = self.lock.change(cover.start, len).acquired().await;
-        let range = offset..offset + data.len() as u64;
-        self.rewrite(range, |bytes| bytes.copy_from_slice(&data), fua).await
+        let Split { cover, head, whole, tail } = self.split(offset, data.len() as u64);
+        let _lock = self.lock.change(cover.start, length(&cover) as u64).acquired().await;
+        let of = |part: &Range<u64>| (part.start - offset) as usize..(part.end - offset) as usize;
+        if !whole.is_empty() {
+            self.child.write(whole.start, data.slice(of(&whole)), fua).await?;
+        }
+        for part in [head, tail] {
+            let new = &data[of(&part)];
+            self.rewrite(part, |bytes| bytes.copy_from_slice(new), fua).await?;
+        }
+        Ok(())
     }
 
     async fn zero(self, offset: u64, len: u64, flags: ZeroFlags) -> Result<(), IoError> {
-        let Split { cover, whole } = self.split(offset, len);
-        let _lock = self.lock.change(cover.start, cover.end - cover.start).acquired().await;
-        let end = offset + len;
-        if whole.is_empty() {
-            return self.rewrite(offset..end, |bytes| bytes.fill(0), flags.fua).await;
+        let Split { cover, head, whole, tail } = self.split(offset, len);
+        let _lock = self.lock.change(cover.start, length(&cover) as u64).acquired().await;
+        for edge in [head, tail] {
+            self.rewrite(edge, |bytes| bytes.fill(0), flags.fua).await?;
         }
-        for edge in [offset..whole.start, whole.end..end] {
-            if !edge.is_empty() {
-                self.rewrite(edge, |bytes| bytes.fill(0), flags.fua).await?;
-            }
+        match whole.is_empty() {
+            true => Ok(()),
+            false => self.child.write_zeroes(whole.start, whole.end - whole.start, flags).await,
         }
-        self.child.write_zeroes(whole.start, whole.end - whole.start, flags).await
+    }
+
+    /// Deallocates whole blocks. Parts of blocks stay as they are: it is a hint.
+    async fn discard(self, whole: Range<u64>) -> Result<(), IoError> {
+        let len = whole.end - whole.start;
+        let _lock = self.lock.change(whole.start, len).acquired().await;
+        self.child.discard(whole.start, len).await
     }
 
     /// Runs a change with a lock to its end.
     fn run(future: impl Future<Output = Result<(), IoError>> + 'static) -> IoFuture<()> {
         IoFuture::later(async move { spawn(future).await.unwrap_or(Err(IoError::Unreachable)) })
     }
+}
+
+fn length(range: &Range<u64>) -> usize {
+    (range.end - range.start) as usize
+}
+
+/// Adjacent parts as one buffer. They are copied if the device below returned other memory.
+async fn join(parts: [BufMut; 3]) -> Result<BufMut, IoError> {
+    let [mut whole, middle, last] = parts;
+    let apart = match whole.unsplit(middle) {
+        Ok(()) => match whole.unsplit(last) {
+            Ok(()) => return Ok(whole),
+            Err(last) => vec![whole, last],
+        },
+        Err(middle) => vec![whole, middle, last],
+    };
+    let len = apart.iter().map(|part| part.len()).sum();
+    let mut joined = buf::acquire(len).await.map_err(|_| IoError::NoMemory)?;
+    let mut at = 0;
+    for part in apart {
+        joined[at..at + part.len()].copy_from_slice(&part);
+        at += part.len();
+    }
+    Ok(joined)
 }
 
 impl BlockDevice for SectorDevice {
@@ -206,10 +271,9 @@ impl BlockDevice for SectorDevice {
             let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
             match parts.child.geometry().discard_zeroes {
                 true => Parts::run(parts.zero(offset, len, flags)),
-                // Parts of blocks stay as they are: it is a hint.
                 false => match parts.split(offset, len).whole {
                     whole if whole.is_empty() => IoFuture::ready(Ok(())),
-                    whole => parts.child.discard(whole.start, whole.end - whole.start),
+                    whole => Parts::run(parts.discard(whole)),
                 },
             }
         })
@@ -276,6 +340,27 @@ mod tests {
                 }
             }
             assert_eq!(content(&device).await, model);
+        })
+        .unwrap();
+    }
+
+    /// As large as a request may be, and neither its start nor its end at the start of a block.
+    #[test]
+    fn largest_requests_may_be_unaligned() {
+        block_on(async {
+            let memory = Arc::new(MemoryDevice::new(40 << 20, 4096).unwrap());
+            let device = SectorDevice::new(memory);
+            for len in [1 << 20, (1 << 20) + 1024, 32 << 20] {
+                let mut data = buf::alloc(len).await;
+                Rng::new(len as u64).fill(&mut data);
+                let data = data.freeze();
+                device.write(512, data.clone(), false).await.unwrap();
+                let read = device.read(512, buf::alloc(len).await).await.unwrap();
+                assert!(read[..] == data[..], "{len}");
+                device.write_zeroes(512, len as u64, ZeroFlags::default()).await.unwrap();
+                let read = device.read(0, buf::alloc(4096).await).await.unwrap();
+                assert!(read.iter().all(|byte| *byte == 0), "{len}");
+            }
         })
         .unwrap();
     }

@@ -79,7 +79,14 @@ pub(crate) struct Controller {
 pub(super) struct Registers {
     pub(super) configuration: Configuration,
     pub(super) status: ControllerStatus,
+    /// Number of the latest shutdown.
+    shutdown: ShutdownNumber,
 }
+
+/// Number of a shutdown of this controller. A reset may end one before its flushes have ended, and
+/// another one begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ShutdownNumber(u64);
 
 pub(super) struct NewController {
     pub(super) host: HostIdentity,
@@ -300,12 +307,12 @@ impl Controller {
         self.ready.store(ready && working, Ordering::Release);
     }
 
-    /// Applies a new CC value: enable, reset or shutdown. Returns true when a shutdown has started,
-    /// which [`Controller::finish_shutdown`] completes.
-    pub(super) fn configure(&self, new: Configuration) -> bool {
+    /// Applies a new CC value: enable, reset or shutdown. Returns the number of a shutdown that
+    /// has started, which [`Controller::finish_shutdown`] completes.
+    pub(super) fn configure(&self, new: Configuration) -> Option<ShutdownNumber> {
         let mut registers = self.registers.lock();
         if self.gone.load(Ordering::Acquire) {
-            return false;
+            return None;
         }
         let old = std::mem::replace(&mut registers.configuration, new);
         let mut status = registers.status;
@@ -321,11 +328,12 @@ impl Controller {
             }
             _ => {}
         }
-        let mut shuts_down = false;
+        let mut begun = None;
         match (old.shutdown(), new.shutdown()) {
             (shutdown::NONE, shutdown::NORMAL | shutdown::ABRUPT) => {
                 status = status.with_shutdown_status(shutdown_status::OCCURRING);
-                shuts_down = true;
+                registers.shutdown.0 += 1;
+                begun = Some(registers.shutdown);
             }
             (_, shutdown::NONE) => {
                 status = status.with_shutdown_status(shutdown_status::NORMAL_OPERATION);
@@ -337,15 +345,22 @@ impl Controller {
         if status.fatal() == 0 && registers.status.ready() != new.enable() {
             tracing::info!(controller = self.id, "waiting for commands of closed connections");
         }
-        shuts_down
+        begun
     }
 
-    /// Sets CSTS.SHST to shutdown complete.
-    pub(super) fn finish_shutdown(&self) {
+    /// Sets CSTS.SHST to shutdown complete, unless `shutdown` is not the latest one. A host may cut
+    /// the power then, so if a flush has failed, this reports a fatal status instead.
+    pub(super) fn finish_shutdown(&self, shutdown: ShutdownNumber, flushed: bool) {
         let mut registers = self.registers.lock();
-        if registers.status.shutdown_status() == shutdown_status::OCCURRING {
-            registers.status = registers.status.with_shutdown_status(shutdown_status::COMPLETE);
+        let status = registers.status;
+        if status.shutdown_status() != shutdown_status::OCCURRING || registers.shutdown != shutdown
+        {
+            return;
         }
+        registers.status = match flushed {
+            true => status.with_shutdown_status(shutdown_status::COMPLETE),
+            false => status.with_fatal(1),
+        };
     }
 
     /// Controller level reset, except for the registers: ends I/O queues, resets features and

@@ -8,7 +8,7 @@ use flagstone_nvme::opcode::FabricsType;
 use flagstone_nvme::property::{Configuration, Property, Version, shutdown};
 use flagstone_nvme::status::Status;
 
-use super::controller::Controller;
+use super::controller::{Controller, ShutdownNumber};
 use super::namespace::Namespace;
 use super::queue::ControllerQueue;
 use super::vendor::CommandReply;
@@ -76,14 +76,14 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         let configuration = Configuration(command.set_value() as u32);
-        if self.configure(configuration) {
-            self.shut_down(configuration.shutdown() == shutdown::NORMAL);
+        if let Some(number) = self.configure(configuration) {
+            self.shut_down(number, configuration.shutdown() == shutdown::NORMAL);
         }
         Ok(0)
     }
 
     /// Runs a shutdown. A normal shutdown flushes volatile caches.
-    fn shut_down(self: &Arc<Self>, flush: bool) {
+    fn shut_down(self: &Arc<Self>, number: ShutdownNumber, flush: bool) {
         let table = self.snapshot();
         let volatile = |ns: &&Arc<Namespace>| ns.geometry.volatile_cache && !ns.read_only;
         // A host that is cut off has no data here that its shutdown could lose.
@@ -91,18 +91,20 @@ impl Controller {
         let own = table.iter().filter(volatile).filter_map(|ns| self.own_namespace(ns));
         let caches: Vec<Arc<Namespace>> = own.filter(reached).collect();
         if !flush || caches.is_empty() {
-            self.finish_shutdown();
+            self.finish_shutdown(number, true);
             return;
         }
         let controller = self.clone();
         flagstone_runtime::spawn_detached(async move {
+            let mut flushed = true;
             for namespace in caches {
                 if let Err(error) = namespace.device.flush().await {
                     let nsid = namespace.nsid;
                     tracing::warn!(nsid, "flush at shutdown failed: {error}");
+                    flushed = false;
                 }
             }
-            controller.finish_shutdown();
+            controller.finish_shutdown(number, flushed);
         });
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{IoError, ZeroFlags};
 use flagstone_nvme::command::Fuse;
 use flagstone_nvme::command::io::{BlockCommand, DatasetManagement, DsmRange};
+use flagstone_nvme::command::reservation::ReservationReport;
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
@@ -371,6 +372,9 @@ impl Connection {
         payload: usize,
     ) -> Result<(), Status> {
         let reservations = namespace.reservations.as_ref().ok_or(Status::INVALID_OPCODE.dnr())?;
+        if !self.admits_reply(ReservationReport::parse(command)?.data_bytes) {
+            return Err(Status::INTERNAL_ERROR);
+        }
         let data = reservations.report(command, self.target.config())?;
         self.complete_with_data(Cqe::new(command.cid.get(), Status::SUCCESS), data.freeze());
         self.release(payload);

@@ -4,6 +4,7 @@
 use std::rc::Rc;
 
 use flagstone_blockdev::{IoError, IoFuture};
+use flagstone_nvme::command::admin::GetLogPage;
 use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, Sqe, Status};
 use flagstone_runtime::{Buf, spawn_detached};
 
@@ -35,7 +36,15 @@ impl Connection {
         if AdminOpcode(command.opcode).is_vendor_specific() {
             return self.run_vendor(&command, data, payload);
         }
-        let reply = self.with_controller(|controller, _| controller.admin(&command, data));
+        let asked = match AdminOpcode(command.opcode) {
+            AdminOpcode::GET_LOG_PAGE => GetLogPage::parse(&command).data_bytes,
+            _ => 0,
+        };
+        let admitted = self.admits_reply(asked);
+        let reply = self.with_controller(|controller, _| match admitted {
+            true => controller.admin(&command, data),
+            false => Some(controller.reply(0, &command, Err(Status::INTERNAL_ERROR))),
+        });
         // A waiting request is no longer counted as in flight: it may wait for an event
         // indefinitely.
         self.answer(&command, reply.flatten(), payload);

@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use flagstone_runtime::BufMut;
 use flagstone_runtime::buf::{self, PeerProgress, ShareReport};
+use flagstone_runtime::limits::BUF_MIN_BYTES;
 
 use super::Connection;
 
@@ -27,6 +28,21 @@ impl Connection {
     #[inline]
     pub(super) fn fits(&self, bytes: usize) -> bool {
         self.held() + bytes <= self.share.granted() || self.grow(bytes)
+    }
+
+    /// True if the data of a reply, `bytes`, is within the share, or will be refused for its length.
+    /// Otherwise the command fails with a status that lets the host repeat it: many hosts that ask
+    /// and do not read would take the memory of others.
+    pub(crate) fn admits_reply(&self, bytes: u64) -> bool {
+        let is_large = bytes > BUF_MIN_BYTES as u64;
+        if !is_large || bytes > u64::from(self.target.config().mdts_bytes) {
+            return true;
+        }
+        let admitted = self.fits(bytes as usize);
+        if !admitted {
+            self.settled();
+        }
+        admitted
     }
 
     /// A buffer for an in-flight read that is counted already, if it is within the share.
