@@ -36,6 +36,10 @@ pub struct SnapshotInfo {
     pub name: String,
     /// Common identifier of the snapshots that were taken together, also of other pools.
     pub id: PoolId,
+    /// Identifier of its volume. One that is created anew under the name has another.
+    pub volume_id: PoolId,
+    /// Identifier of the pool.
+    pub pool_id: PoolId,
     /// Time of the snapshot, in seconds since 1970.
     pub created_s: u64,
     /// Size of the snapshot, in bytes.
@@ -220,6 +224,8 @@ impl Pool {
             Some(SnapshotInfo {
                 name: volume_table.snapshot_name(snapshot)?,
                 id: snapshot.uuid,
+                volume_id: volume_table.key_volume(snapshot.id)?.uuid,
+                pool_id: state.superblock.pool,
                 created_s,
                 size_bytes: snapshot.blocks * BLOCK_BYTES as u64,
                 referenced_bytes: snapshot.mapped * BLOCK_BYTES as u64,

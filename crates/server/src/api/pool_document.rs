@@ -447,6 +447,12 @@ pub struct SnapshotDocument {
     pub pool: String,
     /// The same for snapshots that were taken together.
     pub id: String,
+    /// UUID of the volume: another one if it is deleted and created anew.
+    #[serde(default)]
+    pub volume_id: String,
+    /// UUID of the pool.
+    #[serde(default)]
+    pub pool_id: String,
     /// Seconds since 1970 when it was taken.
     pub created_seconds: u64,
     /// Size of the volume then.

@@ -84,6 +84,8 @@ fn document(pool: String, info: SnapshotInfo, places: Option<SnapshotPlaces>) ->
         name: info.name,
         pool,
         id: info.id.to_string(),
+        volume_id: info.volume_id.to_string(),
+        pool_id: info.pool_id.to_string(),
         created_seconds: info.created_s,
         size_bytes: info.size_bytes,
         referenced_bytes: info.referenced_bytes,
