@@ -1,9 +1,10 @@
 //! Backup of a snapshot: from its stream to packs, indexes, a manifest, and the head.
 //!
 //! Steps, each durable before the next: the head lists the unfinished backup; packs of a range; the
-//! index of the range; the manifest; the head lists the backup. A crash between two steps leaves an
-//! unfinished backup. The same command then continues it as another writer: it uses the ranges
-//! whose indexes are stored, and only the last writer of the list may commit.
+//! index of the range; the manifest; a copy of the entry; the head lists the backup. A crash
+//! between two steps leaves an unfinished backup. The same command then continues it as another
+//! writer: it uses the ranges whose indexes are stored, and only the last writer of the list may
+//! commit.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -11,10 +12,12 @@ use std::future::Future;
 use flagstone_pool::stream::frame::{FrameBody, StreamFrame};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{self, FuturesUnordered, StreamExt as _};
+use tokio::time::{Duration, Instant};
 
 use crate::assemble::{RangeResult, Writers};
 use crate::document::{BackupEntry, BackupSpace, FORMAT, Manifest, SnapshotIdentity};
 use crate::error::BackupError;
+use crate::head::HeadChange;
 use crate::id::{Checksum, WriterId};
 use crate::index::{Change, PieceRef, encode, merge};
 use crate::limits::{
@@ -22,8 +25,8 @@ use crate::limits::{
     PIECE_BYTES_MAX, RANGE_BYTES, RANGE_PACKS, RENEWAL_S, UPLOADS_MAX,
 };
 use crate::piece::store;
-use crate::plan::{Registered, forget, record_of, register};
-use crate::repository::{DATA, HeadChange, Repository, index_name, manifest_name, pack_name};
+use crate::plan::{Registered, SameName, forget, record_of, register};
+use crate::repository::{DATA, Repository, index_name, manifest_name, pack_name};
 use crate::seal::{Place, SEAL_BYTES};
 
 /// Source of the stream of a snapshot.
@@ -58,18 +61,21 @@ struct Writer<'a> {
     at: u64,
     open: OpenRange,
     uploads: FuturesUnordered<BoxFuture<'a, Result<(), BackupError>>>,
-    renewed: u64,
+    /// Not of the clock, which may be set back while a backup runs.
+    renewed: Instant,
 }
 
 /// Makes a backup; `progress` receives the end of what was read, in bytes. Returns its entry, which
 /// is another one if there is a backup of the snapshot and `base` is given.
 ///
 /// # Errors
-/// The store or the source fails, or another writer continues the backup.
+/// The prefix has backups of another volume of this name, which `same_name` refuses; the store or
+/// the source fails, or another writer continues the backup.
 pub async fn back_up(
     repository: &Repository,
     snapshot: &SnapshotIdentity,
     base: Option<&BackupEntry>,
+    same_name: SameName,
     source: &mut impl SnapshotSource,
     mut progress: impl FnMut(u64),
 ) -> Result<BackupEntry, BackupError> {
@@ -80,10 +86,11 @@ pub async fn back_up(
     }
     repository.probe().await?;
     let id = WriterId::random();
-    let (own, base) = match register(repository, snapshot, base, id).await? {
+    let (own, base) = match register(repository, snapshot, base, id, same_name).await? {
         Registered::Exists(entry) => return Ok(entry),
         Registered::Running { own, base } => (own, base),
     };
+    repository.keep_key_record().await?;
     let base = match base {
         None => None,
         Some(entry) => match repository.manifest(&entry).await {
@@ -105,18 +112,18 @@ pub async fn back_up(
         at: 0,
         open: OpenRange::default(),
         uploads: FuturesUnordered::new(),
-        renewed: repository.now(),
+        renewed: Instant::now(),
     };
     writer.find_finished().await?;
-    match writer.read(source, &mut progress).await {
-        Err(error) if error.is_damage() => {
-            // A prune that abandoned this backup may have deleted the base's objects.
-            repository.change_head(|head| record_of(head, id).map(HeadChange::Keep)).await?;
-            Err(error)
-        }
-        Err(error) => Err(error),
+    let made = match writer.read(source, &mut progress).await {
         Ok(()) => writer.commit().await,
+        Err(error) => Err(error),
+    };
+    if made.as_ref().is_err_and(BackupError::is_damage) {
+        // A prune that abandoned this backup may have deleted the base's objects, or its entry.
+        repository.change_head(|head| record_of(head, id).map(HeadChange::Keep)).await?;
     }
+    made
 }
 
 impl<'a> Writer<'a> {
@@ -404,11 +411,10 @@ impl<'a> Writer<'a> {
 
     /// Records that this writer works, so that no prune abandons the backup.
     async fn renew(&mut self) -> Result<(), BackupError> {
-        let now = self.repository.now();
-        if now < self.renewed.saturating_add(RENEWAL_S) {
+        if self.renewed.elapsed() < Duration::from_secs(RENEWAL_S) {
             return Ok(());
         }
-        let id = self.id;
+        let (id, now) = (self.id, self.repository.now());
         self.repository
             .change_head(|head| {
                 let place = record_of(head, id)?;
@@ -416,7 +422,7 @@ impl<'a> Writer<'a> {
                 Ok(HeadChange::Store(()))
             })
             .await?;
-        self.renewed = now;
+        self.renewed = Instant::now();
         Ok(())
     }
 
@@ -465,6 +471,7 @@ impl<'a> Writer<'a> {
             entry.mac = Some(key.mac_of(&entry));
         }
         self.repository.put(&manifest_name(self.id), bytes).await?;
+        self.repository.store_entry(&entry).await?;
         self.repository
             .change_head(|head| {
                 if head.backups.iter().any(|other| other.id == entry.id) {

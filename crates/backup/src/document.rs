@@ -24,6 +24,12 @@ pub const ENCRYPTED_FORMAT: u32 = 2;
 pub struct SnapshotIdentity {
     /// Name of the volume.
     pub volume: String,
+    /// UUID of the volume. One that is created anew under the name has another.
+    pub volume_id: String,
+    /// UUID of the volume's pool.
+    pub pool_id: String,
+    /// The volume was encrypted at rest.
+    pub encrypted: bool,
     /// Name of the snapshot, without its volume.
     pub snapshot: String,
     /// UUID of the snapshot. Snapshots that were taken together have one.
@@ -100,6 +106,9 @@ pub struct Head {
     pub backups: Vec<BackupEntry>,
     /// Unfinished backups.
     pub unfinished: Vec<UnfinishedBackup>,
+    /// Checksum of the JSON of the other members. A changed digit would otherwise be stored again
+    /// by the next replacement.
+    pub sha256: Checksum,
 }
 
 /// Packs of one writer: a run of numbers.
@@ -177,7 +186,13 @@ impl SnapshotIdentity {
     /// True if a backup of this snapshot can use unchanged ranges of a backup of `base`: none
     /// extends beyond the end of the volume.
     pub fn can_have_base(&self, base: &SnapshotIdentity) -> bool {
-        base.volume == self.volume && base.size_bytes <= self.size_bytes
+        self.is_of_same_volume(base) && base.size_bytes <= self.size_bytes
+    }
+
+    /// True if both are snapshots of one volume.
+    pub fn is_of_same_volume(&self, other: &SnapshotIdentity) -> bool {
+        (&self.volume, &self.volume_id, &self.pool_id)
+            == (&other.volume, &other.volume_id, &other.pool_id)
     }
 
     /// Source of the snapshot's stream: its first half is of the pool and the base.
@@ -193,8 +208,9 @@ impl SnapshotIdentity {
         if !is_name(&self.volume) || !is_name(&self.snapshot) {
             return Err("a name has characters other than letters, digits, `-`, `_`, `.` and `:`");
         }
-        if self.snapshot_id.parse::<PoolId>().is_err() {
-            return Err("the identifier of a snapshot is no UUID");
+        let ids = [&self.snapshot_id, &self.volume_id, &self.pool_id];
+        if ids.iter().any(|id| id.parse::<PoolId>().is_err()) {
+            return Err("the identifier of a snapshot, volume or pool is no UUID");
         }
         let possible = BLOCK_BYTES..=VOLUME_BYTES_MAX;
         match possible.contains(&self.size_bytes) && self.size_bytes.is_multiple_of(BLOCK_BYTES) {
@@ -205,7 +221,11 @@ impl SnapshotIdentity {
 }
 
 impl BackupEntry {
-    fn check(&self) -> Result<(), &'static str> {
+    /// Checks an entry.
+    ///
+    /// # Errors
+    /// The contradiction.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
         self.snapshot.check()?;
         match self.manifest_bytes <= MANIFEST_BYTES_MAX as u64 {
             true => Ok(()),
@@ -226,9 +246,24 @@ impl Head {
     /// # Errors
     /// The contradiction.
     pub fn decode(bytes: &[u8]) -> Result<Head, String> {
-        let head: Head = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let mut head: Head = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let stored = std::mem::take(&mut head.sha256);
+        if Checksum::of(&head.encode()) != stored {
+            return Err("its checksum is wrong".to_owned());
+        }
         head.check()?;
         Ok(head)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("documents are JSON")
+    }
+
+    /// Encodes a head, with its checksum.
+    pub(crate) fn seal(mut self) -> Vec<u8> {
+        self.sha256 = Checksum::default();
+        self.sha256 = Checksum::of(&self.encode());
+        self.encode()
     }
 
     /// Checks the limits, which a change may exceed.

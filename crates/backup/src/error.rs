@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use crate::id::WriterId;
+
 /// A reason for which a command on backups failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackupError {
@@ -18,6 +20,35 @@ pub enum BackupError {
     Missing {
         /// Name of the object.
         object: String,
+    },
+    /// The list of backups is lost or damaged.
+    #[error("object {object} {problem}: flagstone backup recover makes it again")]
+    Head {
+        /// Name of the object.
+        object: String,
+        /// Contradiction.
+        problem: String,
+    },
+    /// A recovery would leave out a backup.
+    #[error("backup {id} cannot be recovered: {problem}. Repeat the command")]
+    Incomplete {
+        /// Number of its writer.
+        id: WriterId,
+        /// Missing or damaged object.
+        problem: String,
+    },
+    /// The prefix has backups of another volume of this name.
+    #[error(
+        "the store has backups of another volume {volume} (ID {volume_id}, of pool {pool_id}): \
+         choose another prefix for this one, or add it with --separate"
+    )]
+    OtherVolume {
+        /// Name of both volumes.
+        volume: String,
+        /// UUID of the other volume.
+        volume_id: String,
+        /// UUID of its pool.
+        pool_id: String,
     },
     /// The store refused a request, or did not answer.
     #[error("{action} {object}: {cause}")]
@@ -73,6 +104,12 @@ impl BackupError {
 
     /// True if an object of the store is missing or wrong.
     pub fn is_damage(&self) -> bool {
-        matches!(self, BackupError::Damaged { .. } | BackupError::Missing { .. })
+        matches!(
+            self,
+            BackupError::Damaged { .. }
+                | BackupError::Missing { .. }
+                | BackupError::Head { .. }
+                | BackupError::Incomplete { .. }
+        )
     }
 }

@@ -40,6 +40,15 @@ pub const MANIFEST_BYTES_MAX: usize = 64 << 20;
 /// Longest head object, in bytes.
 pub const HEAD_BYTES_MAX: usize = 16 << 20;
 
+/// Longest record of a key, and longest copy of an entry, in bytes.
+pub const COPY_BYTES_MAX: usize = 16 << 10;
+
+/// Records of keys of a prefix, of which interruptions may leave several.
+pub const KEY_RECORDS_MAX: usize = 1000;
+
+/// Longest name of an object in its folder that a listing keeps, in bytes.
+pub const OBJECT_NAME_BYTES_MAX: usize = 64;
+
 /// Backups of a prefix.
 pub const BACKUPS_MAX: usize = 10_000;
 
@@ -84,6 +93,10 @@ pub const REQUEST_S: u64 = 120;
 
 /// Time after which a running backup renews its record, in seconds.
 pub const RENEWAL_S: u64 = 3600;
+
+/// Time by which clocks of servers may differ, in seconds. A backup of a later time was made with a
+/// wrong clock.
+pub const CLOCK_ERROR_S: u64 = 24 * 3600;
 
 /// Objects of one writer that a listing may have.
 pub const LISTED_MAX: usize = 20_000_000;

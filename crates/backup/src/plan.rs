@@ -2,9 +2,10 @@
 
 use crate::document::{BackupEntry, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::error::BackupError;
+use crate::head::HeadChange;
 use crate::id::WriterId;
 use crate::limits::ATTEMPTS_MAX;
-use crate::repository::{DATA, HeadChange, Repository};
+use crate::repository::{DATA, Repository};
 
 /// Way in which a snapshot is backed up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub fn plan<E>(
     mut is_available: impl FnMut(&BackupEntry) -> Result<bool, E>,
 ) -> Result<Plan, E> {
     let same =
-        |other: &SnapshotIdentity| other.volume == snapshot.volume && snapshot.is_same(other);
+        |other: &SnapshotIdentity| snapshot.is_of_same_volume(other) && snapshot.is_same(other);
     let existing = head.backups.iter().find(|entry| same(&entry.snapshot));
     if let Some(existing) = existing.filter(|_| !is_full) {
         return Ok(Plan::Exists(existing.clone()));
@@ -53,6 +54,33 @@ pub fn plan<E>(
         }
     }
     Ok(Plan::Make { base: None, continues: false })
+}
+
+/// Answer to a volume whose name another volume of the prefix has: one that was deleted and created
+/// anew, or one of another machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SameName {
+    /// The backup is refused.
+    Refuse,
+    /// Both have backups, which share no chain and no count of a prune.
+    Separate,
+}
+
+/// Refuses a volume that has no backup here, if another volume of its name has.
+fn check_name(head: &Head, snapshot: &SnapshotIdentity) -> Result<(), BackupError> {
+    let listed = head.backups.iter().map(|entry| &entry.snapshot);
+    let all = listed.chain(head.unfinished.iter().map(|unfinished| &unfinished.snapshot));
+    let named: Vec<_> = all.filter(|other| other.volume == snapshot.volume).collect();
+    match named.last() {
+        Some(other) if !named.iter().any(|other| snapshot.is_of_same_volume(other)) => {
+            Err(BackupError::OtherVolume {
+                volume: other.volume.clone(),
+                volume_id: other.volume_id.clone(),
+                pool_id: other.pool_id.clone(),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Result of [`register`].
@@ -88,12 +116,16 @@ pub(crate) async fn register(
     snapshot: &SnapshotIdentity,
     base: Option<&BackupEntry>,
     id: WriterId,
+    same_name: SameName,
 ) -> Result<Registered, BackupError> {
     let idle = idle_writers(repository, snapshot).await?;
     let change = |head: &mut Head| {
         let now = repository.now();
+        if same_name == SameName::Refuse {
+            check_name(head, snapshot)?;
+        }
         let same =
-            |other: &SnapshotIdentity| other.volume == snapshot.volume && snapshot.is_same(other);
+            |other: &SnapshotIdentity| snapshot.is_of_same_volume(other) && snapshot.is_same(other);
         let existing = head.backups.iter().find(|entry| same(&entry.snapshot));
         if let Some(existing) = existing.filter(|_| base.is_some()) {
             return Ok(HeadChange::Keep(Registered::Exists(existing.clone())));

@@ -12,18 +12,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use serde::Serialize;
 
+use crate::copies::parse_copy;
 use crate::document::{BackupEntry, DataObject, Head, SnapshotIdentity, UnfinishedBackup};
 use crate::error::BackupError;
+use crate::head::HeadChange;
 use crate::id::WriterId;
-use crate::limits::{PRUNE_TRIES_MAX, UPLOADS_MAX};
-use crate::repository::{DATA, HeadChange, MANIFESTS, Repository};
+use crate::limits::{CLOCK_ERROR_S, PRUNE_TRIES_MAX, UPLOADS_MAX};
+use crate::repository::{DATA, MANIFESTS, Repository, entry_name};
 
 /// Backups that are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
     /// Volume whose backups are removed; all if `None`.
     pub volume: Option<String>,
-    /// Newest snapshots of each volume of a pool of which all backups are kept.
+    /// Newest snapshots of each volume of which all backups are kept.
     pub keep: Option<u64>,
     /// Age of snapshots up to which backups are kept, in seconds.
     pub keep_within_s: Option<u64>,
@@ -63,17 +65,22 @@ pub fn plan_prune(head: &Head, retention: &Retention, now: u64) -> PrunePlan {
     let of_volume = |entry: &BackupEntry| {
         retention.volume.as_ref().is_none_or(|volume| *volume == entry.snapshot.volume)
     };
-    // Places of snapshots from the newest on, for each volume of a pool.
+    // Places of snapshots from the newest on, for each volume.
     type Places = BTreeMap<([u8; 16], u64), u64>;
-    let mut volumes: BTreeMap<(&str, u32), Places> = BTreeMap::new();
+    let mut volumes: BTreeMap<(&str, &str, &str), Places> = BTreeMap::new();
     let mut sorted: Vec<&BackupEntry> = head.backups.iter().collect();
     sorted.sort_by_key(|entry| taken_seconds(entry));
     let mut remove = Vec::new();
     for entry in sorted.into_iter().rev() {
-        let SnapshotIdentity { volume, source, .. } = &entry.snapshot;
-        let places = volumes.entry((volume, *source as u32)).or_default();
+        let SnapshotIdentity { volume, volume_id, pool_id, source, .. } = &entry.snapshot;
+        let places = volumes.entry((volume, volume_id, pool_id)).or_default();
         let next = places.len() as u64;
-        let place = *places.entry((entry.snapshot.uuid().0, *source)).or_insert(next);
+        let is_counted = taken_seconds(entry) <= now.saturating_add(CLOCK_ERROR_S);
+        let place = match is_counted {
+            true => *places.entry((entry.snapshot.uuid().0, *source)).or_insert(next),
+            // It would be the newest, and newer ones would be removed instead.
+            false => 0,
+        };
         let is_kept_by_count = retention.keep.is_some_and(|keep| place < keep);
         let age = now.saturating_sub(taken_seconds(entry));
         let is_kept_by_age = retention.keep_within_s.is_some_and(|within| age <= within);
@@ -168,7 +175,14 @@ async fn run(
             // Another prune has deleted the manifest.
             Needed::Removed => continue,
         };
-        return sweep(repository, &listed, &head, &needed, deletes).await;
+        let unneeded = sweep(repository, &listed, &head, &needed, deletes).await?;
+        if deletes {
+            for entry in head.backups.iter().filter(|entry| !listed.entries.contains(&entry.id)) {
+                repository.store_entry(entry).await?;
+            }
+            repository.keep_key_record().await?;
+        }
+        return Ok(unneeded);
     }
     Err(BackupError::Busy)
 }
@@ -207,14 +221,16 @@ async fn needed_objects(repository: &Repository, head: &Head) -> Result<Needed, 
 struct Listed {
     writers: Vec<WriterId>,
     manifests: Vec<WriterId>,
+    entries: BTreeSet<WriterId>,
 }
 
 impl Listed {
     async fn read(repository: &Repository) -> Result<Listed, BackupError> {
         let writers = repository.folders(DATA).await?;
         let manifests = repository.list(MANIFESTS).await?;
-        let manifest = |(name, _): &(String, u64)| name.strip_suffix(".json")?.parse().ok();
+        let manifest = |(name, _): &(String, u64)| parse_copy(name);
         Ok(Listed {
+            entries: repository.listed_entries().await?,
             writers: writers.iter().filter_map(|name| name.parse().ok()).collect(),
             manifests: manifests.iter().filter_map(manifest).collect(),
         })
@@ -241,6 +257,13 @@ async fn sweep(
         head.unfinished.iter().flat_map(|unfinished| unfinished.writers.clone()).collect();
     let needed_backups = head.needed();
     let mut unneeded = Unneeded::default();
+    // First, so that no recovery of the head finds an entry whose objects are being deleted.
+    let backups: BTreeSet<WriterId> = head.backups.iter().map(|entry| entry.id).collect();
+    let entries = listed.entries.iter();
+    let entries = entries.filter(|id| !running.contains(id) && !backups.contains(id));
+    let names: Vec<String> = entries.map(|id| entry_name(*id)).collect();
+    unneeded.objects += names.len() as u64;
+    delete_all(repository, names, deletes).await?;
     let none = BTreeSet::new();
     for writer in listed.writers.iter().filter(|writer| !running.contains(writer)) {
         let of_writer = needed.get(writer).unwrap_or(&none);

@@ -3,6 +3,8 @@
 //! | object | content | changes |
 //! |---|---|---|
 //! | `head.json` | list of backups and of unfinished ones | replaced by conditional PUT |
+//! | `keys/NUMBER.json` | sealed key of an encrypted prefix, as in the head | never |
+//! | `entries/WRITER.json` | entry of a backup, as in the head | never |
 //! | `manifests/WRITER.json` | all objects that a backup needs | never |
 //! | `data/WRITER/index-RANGE` | index of a range | never |
 //! | `data/WRITER/pack-NUMBER` | pieces of a range | never |
@@ -19,25 +21,31 @@ use flagstone_pool::WrappingKey;
 use futures_util::TryStreamExt as _;
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+    Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, PutOptions, PutPayload,
     UpdateVersion,
 };
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
-use crate::document::{BackupEntry, Head, Manifest, SnapshotIdentity};
+use crate::document::{BackupEntry, Manifest, SnapshotIdentity};
 use crate::error::BackupError;
 use crate::id::{Checksum, WriterId};
 use crate::index::Extent;
 use crate::limits::{
-    HEAD_BYTES_MAX, HEAD_TRIES_MAX, INDEX_OBJECT_BYTES_MAX, LISTED_MAX, MANIFEST_BYTES_MAX,
-    REQUEST_S, TRIES_MAX,
+    INDEX_OBJECT_BYTES_MAX, LISTED_MAX, MANIFEST_BYTES_MAX, OBJECT_NAME_BYTES_MAX, REQUEST_S,
+    TRIES_MAX,
 };
 use crate::seal::{Place, PrefixKey};
 
-const HEAD: &str = "head.json";
-const PROBE: &str = "probe";
+/// Name of the head.
+pub(crate) const HEAD: &str = "head.json";
+/// Name of the object on which conditions of writes are tried.
+pub(crate) const PROBE: &str = "probe";
+/// Folder of the records of an encrypted prefix's key.
+pub(crate) const KEYS: &str = "keys";
+/// Folder of the copies of the head's entries.
+pub(crate) const ENTRIES: &str = "entries";
 /// Folder of the manifests.
 pub(crate) const MANIFESTS: &str = "manifests";
 /// Folder of indexes and packs.
@@ -66,11 +74,11 @@ impl Options {
 
 /// Objects below a prefix of a store.
 pub struct Repository {
-    store: Arc<dyn ObjectStore>,
-    prefix: String,
-    options: Options,
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) prefix: String,
+    pub(crate) options: Options,
     /// Known from the first head on.
-    encryption: OnceLock<Encryption>,
+    pub(crate) encryption: OnceLock<Encryption>,
     /// An upload did not end in time: several at once may share too little bandwidth.
     is_slow: AtomicBool,
     /// Held by the upload in flight to a slow store.
@@ -79,7 +87,7 @@ pub struct Repository {
 
 /// Encryption of a prefix.
 #[derive(Debug)]
-enum Encryption {
+pub(crate) enum Encryption {
     /// Not encrypted.
     Off,
     /// Encrypted, and no key was given.
@@ -87,17 +95,14 @@ enum Encryption {
     On(PrefixKey),
 }
 
-/// Outcome of a change of the head.
-pub(crate) enum HeadChange<T> {
-    /// The head is as it must be.
-    Keep(T),
-    /// The changed head must be stored.
-    Store(T),
-}
-
 /// Name of a manifest.
 pub(crate) fn manifest_name(id: WriterId) -> String {
     format!("{MANIFESTS}/{id}.json")
+}
+
+/// Name of the copy of a backup's entry.
+pub(crate) fn entry_name(id: WriterId) -> String {
+    format!("{ENTRIES}/{id}.json")
 }
 
 /// Name of an index.
@@ -110,12 +115,16 @@ pub(crate) fn pack_name(writer: WriterId, number: u32) -> String {
     format!("{DATA}/{writer}/pack-{number:08}")
 }
 
+fn is_short(name: &str) -> bool {
+    name.len() <= OBJECT_NAME_BYTES_MAX
+}
+
 /// True if a repetition may succeed.
-fn may_pass(error: &Error) -> bool {
+pub(crate) fn may_pass(error: &Error) -> bool {
     matches!(error, Error::Generic { .. } | Error::JoinError { .. })
 }
 
-fn cause(error: &Error) -> String {
+pub(crate) fn cause(error: &Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;
@@ -127,7 +136,9 @@ fn late() -> Error {
     Error::Generic { store: "object store", source: format!("no answer in {REQUEST_S} s").into() }
 }
 
-async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+pub(crate) async fn in_time<T>(
+    request: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
     timeout(Duration::from_secs(REQUEST_S), request).await.unwrap_or_else(|_| Err(late()))
 }
 
@@ -144,12 +155,12 @@ impl Repository {
         (self.options.now)()
     }
 
-    fn path(&self, name: &str) -> Path {
+    pub(crate) fn path(&self, name: &str) -> Path {
         Path::from(format!("{}/{name}", self.prefix))
     }
 
     /// Name of an object as operators see it.
-    fn shown(&self, name: &str) -> String {
+    pub(crate) fn shown(&self, name: &str) -> String {
         format!("{}/{name}", self.prefix)
     }
 
@@ -157,7 +168,7 @@ impl Repository {
         BackupError::damaged(self.shown(name), problem)
     }
 
-    fn failed(&self, action: &'static str, name: &str, error: &Error) -> BackupError {
+    pub(crate) fn failed(&self, action: &'static str, name: &str, error: &Error) -> BackupError {
         let (object, cause) = (self.shown(name), cause(error));
         match error {
             Error::NotFound { .. } => BackupError::Missing { object },
@@ -168,11 +179,11 @@ impl Repository {
         }
     }
 
-    async fn pause(&self, tries: u32) {
+    pub(crate) async fn pause(&self, tries: u32) {
         sleep(self.options.pause * 2_u32.pow(tries.min(6))).await;
     }
 
-    async fn repeated<T, F>(
+    pub(crate) async fn repeated<T, F>(
         &self,
         action: &'static str,
         name: &str,
@@ -235,7 +246,7 @@ impl Repository {
         stored.map(drop).map_err(|error| self.failed("storing", name, &error))
     }
 
-    async fn read_once(
+    pub(crate) async fn read_once(
         &self,
         path: &Path,
         options: GetOptions,
@@ -309,13 +320,16 @@ impl Repository {
     pub(crate) async fn list(&self, folder: &str) -> Result<Vec<(String, u64)>, BackupError> {
         let path = self.path(folder);
         let list = || async {
-            let mut names = Vec::new();
+            let (mut names, mut seen) = (Vec::new(), 0);
             let mut listing = self.store.list(Some(&path));
             while let Some(meta) = in_time(listing.try_next()).await? {
-                if names.len() == LISTED_MAX {
+                if seen == LISTED_MAX {
                     return Ok(None);
                 }
-                names.extend(meta.location.filename().map(|name| (name.to_owned(), meta.size)));
+                // Longer ones are not of this program, and would take any amount of memory.
+                let own = meta.location.filename().filter(|name| is_short(name));
+                seen += 1;
+                names.extend(own.map(|name| (name.to_owned(), meta.size)));
             }
             names.sort();
             names.dedup();
@@ -342,187 +356,6 @@ impl Repository {
         Ok(names.collect())
     }
 
-    fn key_problem(&self, problem: &'static str) -> BackupError {
-        BackupError::Key { prefix: self.prefix.clone(), problem }
-    }
-
-    /// Learns the encryption from a head of the store.
-    fn settle(&self, head: &Head) -> Result<(), BackupError> {
-        let is_same = match (self.encryption.get(), &head.encryption, &self.options.key) {
-            // Another command may have changed the operator's key; that of the prefix stays.
-            (Some(known), now, _) => matches!(known, Encryption::Off) == now.is_none(),
-            (None, None, Some(_)) => {
-                return Err(self
-                    .key_problem("it is not encrypted: leave the key out, or give a new prefix"));
-            }
-            (None, None, None) => self.encryption.set(Encryption::Off).is_ok(),
-            (None, Some(_), None) => self.encryption.set(Encryption::Locked).is_ok(),
-            (None, Some(sealed), Some(key)) => {
-                let opened = sealed.open(key);
-                let opened =
-                    opened.ok_or_else(|| self.key_problem("it is encrypted with another key"))?;
-                self.encryption.set(Encryption::On(opened)).is_ok()
-            }
-        };
-        match is_same {
-            true => Ok(()),
-            false => Err(self.damaged(HEAD, "its encryption changed meanwhile")),
-        }
-    }
-
-    /// Key of an encrypted prefix; `None` for one that is not encrypted.
-    ///
-    /// # Errors
-    /// It is encrypted, and no key was given; or there is no head.
-    pub(crate) async fn prefix_key(&self) -> Result<Option<&PrefixKey>, BackupError> {
-        if self.encryption.get().is_none() {
-            self.checked_head().await?;
-        }
-        match self.encryption.get() {
-            Some(Encryption::Off) => Ok(None),
-            Some(Encryption::On(key)) => Ok(Some(key)),
-            Some(Encryption::Locked) => {
-                Err(self.key_problem("it is encrypted: give --backup-key-file"))
-            }
-            None => Err(BackupError::Missing { object: self.shown(HEAD) }),
-        }
-    }
-
-    /// Seals the key of an encrypted prefix with another key of the operator.
-    ///
-    /// # Errors
-    /// The prefix is not encrypted, the key of these options is wrong, or the store fails.
-    pub async fn change_key(&self, next: &WrappingKey) -> Result<(), BackupError> {
-        if self.head().await?.is_none() {
-            return Err(BackupError::Missing { object: self.shown(HEAD) });
-        }
-        let key = self.prefix_key().await?;
-        let key = key.ok_or_else(|| self.key_problem("it is not encrypted"))?;
-        let sealed = key.seal_with(next);
-        let change = |head: &mut Head| match head.encryption == Some(sealed) {
-            true => Ok(HeadChange::Keep(())),
-            false => {
-                head.encryption = Some(sealed);
-                Ok(HeadChange::Store(()))
-            }
-        };
-        self.change_head(change).await
-    }
-
-    async fn stored_head(&self) -> Result<Option<(Head, UpdateVersion)>, BackupError> {
-        let path = self.path(HEAD);
-        let read = || self.read_once(&path, GetOptions::default(), HEAD_BYTES_MAX);
-        match self.repeated("reading", HEAD, read).await {
-            Ok((Some(bytes), version)) => {
-                let head = Head::decode(&bytes).map_err(|problem| self.damaged(HEAD, problem))?;
-                self.settle(&head)?;
-                Ok(Some((head, version)))
-            }
-            Ok((None, _)) => Err(self.damaged(HEAD, "it is too long")),
-            Err(Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(self.failed("reading", HEAD, &error)),
-        }
-    }
-
-    /// The head; `None` for a prefix without backups.
-    ///
-    /// # Errors
-    /// It cannot be read, or is missing although there are manifests.
-    pub async fn head(&self) -> Result<Option<Head>, BackupError> {
-        Ok(self.checked_head().await?.map(|(head, _)| head))
-    }
-
-    async fn checked_head(&self) -> Result<Option<(Head, UpdateVersion)>, BackupError> {
-        if let Some(found) = self.stored_head().await? {
-            return Ok(Some(found));
-        }
-        if self.list(MANIFESTS).await?.is_empty() {
-            return Ok(None);
-        }
-        // The first backup of the prefix may have made both meanwhile.
-        let again = self.stored_head().await?;
-        again.map(Some).ok_or_else(|| BackupError::Missing { object: self.shown(HEAD) })
-    }
-
-    /// Changes the head. `change` is called again after a conflict or a lost answer, and finds its
-    /// own change if it was made.
-    pub(crate) async fn change_head<T>(
-        &self,
-        mut change: impl FnMut(&mut Head) -> Result<HeadChange<T>, BackupError>,
-    ) -> Result<T, BackupError> {
-        let path = self.path(HEAD);
-        for tries in 0..HEAD_TRIES_MAX {
-            let (mut head, mode) = match self.checked_head().await? {
-                Some((head, version)) => (head, PutMode::Update(version)),
-                None => {
-                    let key = self.options.key.as_ref();
-                    let encryption = key.map(|key| PrefixKey::random().seal_with(key));
-                    (Head::empty(encryption), PutMode::Create)
-                }
-            };
-            let outcome = match change(&mut head)? {
-                HeadChange::Keep(outcome) => return Ok(outcome),
-                HeadChange::Store(outcome) => outcome,
-            };
-            // A number from outside, which only has to change.
-            head.epoch = head.epoch.wrapping_add(1);
-            head.nonce = WriterId::random();
-            head.check().map_err(|problem| BackupError::Limit(problem.to_owned()))?;
-            let bytes = serde_json::to_vec(&head).expect("documents are JSON");
-            if bytes.len() > HEAD_BYTES_MAX {
-                return Err(BackupError::Limit(
-                    "the list of backups is too long: prune".to_owned(),
-                ));
-            }
-            let options = PutOptions { mode, ..PutOptions::default() };
-            let put = self.store.put_opts(&path, bytes.into(), options);
-            match in_time(put).await {
-                Ok(_) => {
-                    self.settle(&head)?;
-                    return Ok(outcome);
-                }
-                Err(
-                    Error::Precondition { .. }
-                    | Error::AlreadyExists { .. }
-                    | Error::NotFound { .. },
-                ) => {}
-                Err(error) if may_pass(&error) => {
-                    (self.options.notify)(&format!("replacing the head: {}", cause(&error)));
-                }
-                Err(error) => return Err(self.failed("storing", HEAD, &error)),
-            }
-            self.pause(tries.min(4)).await;
-        }
-        Err(BackupError::Busy)
-    }
-
-    /// Checks that the store honors conditions of writes, on an object of its own.
-    pub(crate) async fn probe(&self) -> Result<(), BackupError> {
-        let path = self.path(PROBE);
-        self.put(PROBE, b"flagstone-backup\n".to_vec()).await?;
-        let e_tag = Some("\"00000000000000000000000000000000\"".to_owned());
-        let never = UpdateVersion { e_tag, version: Some("1".to_owned()) };
-        let cases = [
-            (PutMode::Create, "it created an object that exists"),
-            (PutMode::Update(never), "it replaced an object on a version that never existed"),
-        ];
-        for (mode, flaw) in cases {
-            let put = || async {
-                let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
-                match self.store.put_opts(&path, b"probe\n".to_vec().into(), options).await {
-                    Ok(_) => Ok(false),
-                    Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => Ok(true),
-                    Err(error) => Err(error),
-                }
-            };
-            let is_refused = self.repeated("probing", PROBE, put).await;
-            if !is_refused.map_err(|error| self.failed("probing", PROBE, &error))? {
-                return Err(BackupError::Unconditional(flaw));
-            }
-        }
-        Ok(())
-    }
-
     /// Reads and checks the manifest of a backup.
     ///
     /// # Errors
@@ -530,7 +363,7 @@ impl Repository {
     pub async fn manifest(&self, entry: &BackupEntry) -> Result<Manifest, BackupError> {
         let name = manifest_name(entry.id);
         if let Some(Encryption::On(key)) = self.encryption.get() {
-            key.check_entry(entry).map_err(|problem| self.damaged(HEAD, problem))?;
+            key.check_entry(entry).map_err(|problem| self.head_problem(problem))?;
         }
         let bytes = self.get(&name, MANIFEST_BYTES_MAX).await?;
         Manifest::decode(entry, &bytes).map_err(|problem| self.damaged(&name, problem))

@@ -16,6 +16,9 @@ use crate::limits::{BLOCK_BYTES, DAMAGE_MAX, DOWNLOADS_MAX, WINDOW_BYTES_MAX};
 use crate::pieces::download;
 use crate::repository::{DATA, Repository, index_name, pack_name};
 
+/// Next step after damage of a copy.
+const MENDED: &str = "a copy, which flagstone backup recover stores again";
+
 /// A missing or damaged object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
@@ -86,6 +89,7 @@ pub async fn verify(
             Err(error) => return Err(error),
         }
     }
+    verification.copies(selected).await?;
     if quick {
         verification.list().await?;
         return verification.report(selected).await;
@@ -146,6 +150,24 @@ impl Verification<'_> {
             damage: self.found.into_iter().map(damage).collect(),
             more_damage: self.more,
         })
+    }
+
+    /// Compares the copies of the head's content with it.
+    async fn copies(&mut self, selected: &[BackupEntry]) -> Result<(), BackupError> {
+        let named = |entry: &BackupEntry| (entry.id, entry.snapshot.full_name());
+        for (entry, error) in self.repository.wrong_entries(selected).await? {
+            self.add(format!("{error} ({MENDED})"), vec![named(entry)]);
+        }
+        let head = match self.repository.head().await {
+            // All damage is reported with a damaged head, too.
+            Err(error) if error.is_damage() => return Ok(()),
+            head => head?.unwrap_or_default(),
+        };
+        if !self.repository.has_key_record(&head).await? {
+            let affected = selected.iter().map(named).collect();
+            self.add(format!("the record of the prefix's key is missing ({MENDED})"), affected);
+        }
+        Ok(())
     }
 
     async fn range(&mut self, range: u32) -> Result<(), BackupError> {

@@ -157,7 +157,7 @@ fn altered_head_of_an_encrypted_prefix_is_damage() {
         let mut head: Head = serde_json::from_slice(&bytes).expect("JSON");
         let [first, second] = &mut head.backups[..] else { panic!("two backups") };
         std::mem::swap(&mut first.snapshot.snapshot, &mut second.snapshot.snapshot);
-        let altered = serde_json::to_vec(&head).expect("JSON");
+        let altered = head.seal();
         store.put(&name, altered.into()).await.expect("it is replaced");
         let repository = repository_with(store, key(1));
         for entry in &repository.head().await.unwrap().unwrap().backups {

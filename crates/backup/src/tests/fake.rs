@@ -13,16 +13,16 @@ use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-    Result,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
 };
 
 use crate::Repository;
 use crate::SnapshotSource;
 use crate::document::{DataObject, Head, SnapshotIdentity};
 use crate::limits::BLOCK_BYTES;
-use crate::repository::{index_name, manifest_name, pack_name};
+use crate::repository::{entry_name, index_name, manifest_name, pack_name};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -90,6 +90,9 @@ impl History {
         let size_bytes = self.border + (320 + number as u64) * BLOCK_BYTES;
         let identity = SnapshotIdentity {
             volume: "db".to_owned(),
+            volume_id: PoolId([0xdb; 16]).to_string(),
+            pool_id: PoolId([0x9d; 16]).to_string(),
+            encrypted: false,
             snapshot: format!("s{number}"),
             snapshot_id: PoolId([number as u8 + 1; 16]).to_string(),
             source: source(number, None),
@@ -228,6 +231,12 @@ pub(super) enum Fault {
     After,
     /// Refused, which ends the command.
     Denied,
+    /// Not carried out once, as with status 429 or 503.
+    Once,
+    /// Carried out, with half of the content that was read.
+    Torn,
+    /// Carried out, with another byte in the content that was read.
+    Wrong,
 }
 
 /// Store in memory with faults. Clones share it.
@@ -267,6 +276,11 @@ impl FaultyStore {
         }
     }
 
+    /// A store with the same content, without faults.
+    pub(super) fn fork(&self) -> FaultyStore {
+        FaultyStore { inner: self.inner.fork(), ..FaultyStore::new() }
+    }
+
     /// Lets the request after `requests` others fail.
     pub(super) fn fail(&self, requests: i64, fault: Fault) {
         self.left.store(requests, Relaxed);
@@ -277,6 +291,11 @@ impl FaultyStore {
     pub(super) fn heal(&self) -> bool {
         *self.fault.lock().unwrap() = None;
         self.hit.swap(false, Relaxed)
+    }
+
+    /// Requests that were left before the fault: negative if it was reached.
+    pub(super) fn remaining(&self) -> i64 {
+        self.left.load(Relaxed)
     }
 
     pub(super) fn pause(&self, requests: i64) {
@@ -328,8 +347,36 @@ impl FaultyStore {
                 self.hit.store(true, Relaxed);
                 request.await.and(Err(gone()))
             }
+            Fault::Once if left == 0 => {
+                self.hit.store(true, Relaxed);
+                Err(gone())
+            }
             _ => request.await,
         }
+    }
+
+    /// Content that was read, as a fault leaves it. The request was counted.
+    async fn content_read(&self, found: GetResult) -> Result<GetResult> {
+        let fault = *self.fault.lock().unwrap();
+        let is_now = self.left.load(Relaxed) == -1;
+        let Some(fault) = fault.filter(|_| is_now) else { return Ok(found) };
+        if !matches!(fault, Fault::Torn | Fault::Wrong) {
+            return Ok(found);
+        }
+        self.hit.store(true, Relaxed);
+        let (meta, range) = (found.meta.clone(), found.range.clone());
+        let (attributes, extensions) = (found.attributes.clone(), found.extensions.clone());
+        let mut bytes = found.bytes().await?.to_vec();
+        match fault {
+            Fault::Torn => bytes.truncate(bytes.len() / 2),
+            _ => {
+                let at = bytes.len() / 3;
+                bytes[at..].iter_mut().take(1).for_each(|byte| *byte ^= 1);
+            }
+        }
+        let content = futures_util::stream::iter([Ok(bytes.into())]).boxed();
+        let payload = GetResultPayload::Stream(content);
+        Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 
     pub(super) async fn names(&self) -> Vec<String> {
@@ -356,6 +403,10 @@ impl FaultyStore {
     /// Checks that the backups of the head need all objects.
     pub(super) async fn assert_no_orphans(&self, repository: &Repository, head: &Head) {
         let mut needed = vec!["head.json".to_owned(), "probe".to_owned()];
+        needed.extend(head.backups.iter().map(|entry| entry_name(entry.id)));
+        let records = repository.key_records().await.expect("they are listed");
+        assert_eq!(records.len(), usize::from(head.encryption.is_some()), "records of keys");
+        needed.extend(records.into_iter().map(|(name, _)| name));
         for entry in head.needed() {
             needed.push(manifest_name(entry.id));
             for (writer, object, _) in repository.manifest(entry).await.unwrap().objects() {
@@ -416,7 +467,10 @@ mod object_store_impl {
             'life1: 'future,
             Self: 'future,
         {
-            Box::pin(self.request(self.inner.get_opts(location, options)))
+            Box::pin(async move {
+                let found = self.request(self.inner.get_opts(location, options)).await?;
+                self.content_read(found).await
+            })
         }
 
         fn delete_stream(
@@ -504,6 +558,10 @@ impl FaultyStore {
             Fault::After if left == 0 => {
                 self.hit.store(true, Relaxed);
                 Ok(true)
+            }
+            Fault::Once if left == 0 => {
+                self.hit.store(true, Relaxed);
+                Err(gone())
             }
             _ => Ok(false),
         }

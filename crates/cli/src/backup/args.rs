@@ -30,6 +30,8 @@ pub(crate) enum BackupCommand {
     Serve(ServeBackupArgs),
     /// Replace the key file of encrypted backups
     ChangeKey(ChangeKeyArgs),
+    /// Make a lost or damaged list of backups again, from copies in the store
+    Recover(RecoverArgs),
 }
 
 /// An object store.
@@ -73,6 +75,9 @@ pub(crate) struct MakeBackupArgs {
     /// Store a volume that is encrypted at rest without encryption
     #[arg(long, conflicts_with = "backup_key_file")]
     pub(crate) plaintext: bool,
+    /// Add a volume although the prefix has backups of another one of its name
+    #[arg(long)]
+    pub(crate) separate: bool,
     /// Print a JSON document
     #[arg(long)]
     pub(crate) json: bool,
@@ -106,6 +111,21 @@ pub(crate) struct ChangeKeyArgs {
     #[arg(long, value_name = "FILE", requires = "backup_key_file")]
     pub(crate) new_key_file: PathBuf,
     /// Check both keys, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print a JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RecoverArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    /// Show what would be listed, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print a JSON document
@@ -197,6 +217,9 @@ pub(crate) struct RestoreArgs {
     /// key_command
     #[arg(long, value_name = "FILE", conflicts_with = "to_file")]
     pub(crate) encryption_key_file: Option<PathBuf>,
+    /// Restore a volume that was encrypted at rest to one that is not
+    #[arg(long, conflicts_with_all = ["encryption_key_file", "to_file"])]
+    pub(crate) plaintext: bool,
     /// Write a new, sparse file instead, without a server
     #[arg(long, value_name = "FILE", conflicts_with_all = ["volume", "api"])]
     pub(crate) to_file: Option<PathBuf>,

@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex};
 
 use flagstone_backup::document::{BackupEntry, Head, SnapshotIdentity};
-use flagstone_backup::{BackupError, Plan, SnapshotSource, back_up, plan};
+use flagstone_backup::{BackupError, Plan, SameName, SnapshotSource, back_up, plan};
 use flagstone_pool::stream::frame::{FrameBody, StreamFrame};
-use flagstone_server::api::pool_document::SnapshotsDocument;
+use flagstone_server::api::pool_document::{SnapshotDocument, SnapshotsDocument};
 use flagstone_server::http::encode;
 use serde_json::json;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -25,9 +25,12 @@ fn path(name: &str, since: Option<&str>, offset: u64) -> String {
 }
 
 /// Identity of a snapshot, from the beginning of its stream.
-fn identify(server: &mut ApiClient, name: &str) -> Result<SnapshotIdentity, Failure> {
-    let (volume, _) =
-        name.split_once('@').ok_or_else(|| Failure::usage("write VOLUME@SNAPSHOT"))?;
+fn identify(
+    server: &mut ApiClient,
+    document: &SnapshotDocument,
+) -> Result<SnapshotIdentity, Failure> {
+    let name = &document.name;
+    let (volume, _) = name.split_once('@').unwrap_or((name, ""));
     let part = server.get_bytes(&path(name, None, 0))?;
     let frame = StreamFrame::decode(&part)
         .map_err(|error| Failure::failed(format!("the server's stream of {name}: {error}")))?;
@@ -37,6 +40,9 @@ fn identify(server: &mut ApiClient, name: &str) -> Result<SnapshotIdentity, Fail
     };
     Ok(SnapshotIdentity {
         volume: volume.to_owned(),
+        volume_id: document.volume_id.clone(),
+        pool_id: document.pool_id.clone(),
+        encrypted: document.encrypted,
         snapshot: start.name,
         snapshot_id: snapshot.to_string(),
         source,
@@ -55,7 +61,7 @@ fn name_in_pool(
     for snapshot in &snapshots.snapshots {
         if snapshot.id == entry.snapshot.snapshot_id
             && of_volume(&snapshot.name)
-            && identify(server, &snapshot.name)?.is_same(&entry.snapshot)
+            && identify(server, snapshot)?.is_same(&entry.snapshot)
         {
             return Ok(Some(snapshot.name.clone()));
         }
@@ -113,18 +119,14 @@ impl SnapshotSource for ServerSource {
 /// Refuses to store a volume that is encrypted at rest without encryption, unless it is asked for.
 fn check_encryption(
     args: &MakeBackupArgs,
-    snapshots: &SnapshotsDocument,
+    snapshot: &SnapshotIdentity,
     head: &Head,
 ) -> Result<(), Failure> {
-    let mut named = snapshots.snapshots.iter().filter(|snapshot| snapshot.name == args.name);
     let is_plain = head.encryption.is_none() && args.store.backup_key_file.is_none();
-    if args.plaintext || !is_plain || named.clone().any(|snapshot| !snapshot.encrypted) {
+    if args.plaintext || !is_plain || !snapshot.encrypted {
         return Ok(());
     }
-    if named.next().is_none() {
-        return Err(Failure::failed(format!("there is no snapshot {}", args.name)));
-    }
-    let volume = args.name.split('@').next().unwrap_or_default();
+    let volume = &snapshot.volume;
     let prefix = if head.backups.is_empty() { "" } else { " and another prefix" };
     Err(Failure::failed(format!(
         "volume {volume} is encrypted at rest, and backups in {} are not: give \
@@ -137,13 +139,13 @@ fn choose(
     args: &MakeBackupArgs,
     server: &mut ApiClient,
     head: &Head,
+    snapshots: &SnapshotsDocument,
     snapshot: &SnapshotIdentity,
 ) -> Result<(Plan, Option<String>), Failure> {
-    let snapshots: SnapshotsDocument = server.get("/v1/snapshots")?;
-    check_encryption(args, &snapshots, head)?;
+    check_encryption(args, snapshot, head)?;
     let mut since = None;
     let chosen = plan(head, snapshot, args.full, |entry| {
-        since = name_in_pool(server, &snapshots, entry)?;
+        since = name_in_pool(server, snapshots, entry)?;
         Ok::<_, Failure>(since.is_some())
     })?;
     let since = match &chosen {
@@ -156,14 +158,22 @@ fn choose(
 pub(crate) fn make(args: &MakeBackupArgs) -> Result<Exit, Failure> {
     let session = Session::open(&args.store)?;
     let mut server = args.api.connect()?;
-    let snapshot = identify(&mut server, &args.name)?;
+    let snapshots: SnapshotsDocument = server.get("/v1/snapshots")?;
+    let named = snapshots.snapshots.iter().find(|snapshot| snapshot.name == args.name);
+    let Some(named) = named else {
+        // The server says which snapshots there are.
+        server.get_bytes(&path(&args.name, None, 0))?;
+        let name = &args.name;
+        return Err(Failure::failed(format!("{name} was taken meanwhile: repeat the command")));
+    };
+    let snapshot = identify(&mut server, named)?;
     let head = session.runtime.block_on(session.repository.head())?.unwrap_or_default();
-    let (chosen, since) = choose(args, &mut server, &head, &snapshot)?;
+    let (chosen, since) = choose(args, &mut server, &head, &snapshots, &snapshot)?;
     let base = match chosen {
         Plan::Exists(entry) => return Ok(report(args, &entry, "exists already", false)),
         Plan::Make { base, continues } => {
             let has_earlier =
-                head.backups.iter().any(|entry| entry.snapshot.volume == snapshot.volume);
+                head.backups.iter().any(|entry| entry.snapshot.is_of_same_volume(&snapshot));
             if continues {
                 complain(&format!("continuing the unfinished backup of {}\n", args.name));
             } else if base.is_none() && has_earlier && !args.full {
@@ -180,7 +190,9 @@ pub(crate) fn make(args: &MakeBackupArgs) -> Result<Exit, Failure> {
     let (server, name) = (Arc::new(Mutex::new(server)), args.name.clone());
     let mut source = ServerSource { server, name, since: since.clone(), next: None };
     let progress = |at| bar.set_position(at);
-    let made = back_up(&session.repository, &snapshot, base.as_ref(), &mut source, progress);
+    let same_name = if args.separate { SameName::Separate } else { SameName::Refuse };
+    let (repository, base_entry) = (&session.repository, base.as_ref());
+    let made = back_up(repository, &snapshot, base_entry, same_name, &mut source, progress);
     let entry = session.runtime.block_on(made).map_err(|error| {
         let advice = match &error {
             BackupError::Store { .. } | BackupError::Access { .. } | BackupError::Snapshot(_) => {

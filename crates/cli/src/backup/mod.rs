@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_backup::document::{BackupEntry, Head};
+use flagstone_backup::id::WriterId;
 use flagstone_backup::limits::{INDEX_BYTES_MAX, MANIFEST_BYTES_MAX, REQUEST_S};
 use flagstone_backup::prune::{
     PrunePlan, Retention, Unneeded, abandon_unusable, plan_prune, preview, prune,
@@ -28,7 +29,7 @@ use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
 use args::{
-    BackupArgs, BackupCommand, ChangeKeyArgs, ListBackupsArgs, PruneArgs, StoreArgs,
+    BackupArgs, BackupCommand, ChangeKeyArgs, ListBackupsArgs, PruneArgs, RecoverArgs, StoreArgs,
     VerifyBackupsArgs,
 };
 
@@ -156,6 +157,7 @@ pub(crate) fn run(args: &BackupArgs) -> Result<Exit, Failure> {
         BackupCommand::Restore(args) => restore::run(args),
         BackupCommand::Serve(args) => serve::run(args),
         BackupCommand::ChangeKey(args) => change_key(args),
+        BackupCommand::Recover(args) => recover(args),
     }
 }
 
@@ -206,6 +208,32 @@ fn change_key(args: &ChangeKeyArgs) -> Result<Exit, Failure> {
         false => outcome + "\n",
     };
     Ok(print(&text, Exit::Success))
+}
+
+fn recover(args: &RecoverArgs) -> Result<Exit, Failure> {
+    let session = Session::open(&args.store)?;
+    let recover = |is_dry_run, left_out: &[WriterId]| {
+        session.runtime.block_on(session.repository.recover(is_dry_run, left_out))
+    };
+    let preview = recover(true, &[])?;
+    let left_out: Vec<WriterId> = preview.left_out.iter().map(|left| left.id).collect();
+    let recovery = match args.dry_run {
+        true => preview,
+        false => {
+            let lines: Vec<String> = preview.left_out.iter().map(show::left_out).collect();
+            let order = format!("recover {}", session.url);
+            if !lines.is_empty() && !args.yes && !is_agreed(&order, &lines.join("; ")) {
+                return Ok(Exit::Usage);
+            }
+            recover(false, &left_out)?
+        }
+    };
+    let exit = if recovery.left_out.is_empty() { Exit::Success } else { Exit::VerifyFailed };
+    let text = match args.json {
+        true => crate::output::json(&json!({"dry_run": args.dry_run, "recovery": recovery})),
+        false => show::recovery(&recovery, args.dry_run),
+    };
+    Ok(print(&text, exit))
 }
 
 fn run_verify(args: &VerifyBackupsArgs) -> Result<Exit, Failure> {
@@ -281,7 +309,6 @@ fn run_prune(args: &PruneArgs) -> Result<Exit, Failure> {
 #[cfg(test)]
 mod tests {
     use flagstone_backup::document::SnapshotIdentity;
-    use flagstone_backup::id::WriterId;
 
     use super::*;
 
@@ -291,6 +318,9 @@ mod tests {
             id: WriterId([id; 16]),
             snapshot: SnapshotIdentity {
                 volume: "db".to_owned(),
+                volume_id: "00000000-0000-0000-0000-000000000002".to_owned(),
+                pool_id: "00000000-0000-0000-0000-000000000003".to_owned(),
+                encrypted: false,
                 snapshot: "a".to_owned(),
                 snapshot_id: "00000000-0000-0000-0000-000000000001".to_owned(),
                 source,

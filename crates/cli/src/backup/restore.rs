@@ -120,6 +120,14 @@ pub(super) fn run(args: &RestoreArgs) -> Result<Exit, Failure> {
         (None, Some(volume), Some(pool)) => format!("volume {volume} in pool {pool}"),
         (None, ..) => return Err(Failure::usage("give --to-file, or a volume and --pool")),
     };
+    let is_safe = args.to_file.is_some() || args.plaintext || args.encryption_key_file.is_some();
+    if entry.snapshot.encrypted && !is_safe {
+        return Err(Failure::failed(format!(
+            "volume {} was encrypted at rest: give the new one its own key with \
+             --encryption-key-file, or --plaintext",
+            entry.snapshot.volume
+        )));
+    }
     let verb = if args.dry_run { "would be restored" } else { "is restored" };
     let (name, id, space) = (show::named(entry), entry.id, show::space(entry));
     let mut outcome = format!("{name}, ID {id}, {verb} to {target}: {space}");
@@ -198,8 +206,10 @@ impl NewFile {
         let partial = PathBuf::from(partial);
         // Follows no link, and opens no file that exists.
         let flags = OFlags::NOFOLLOW.bits() as i32;
-        let file =
-            OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&partial)?;
+        // Its owner's alone: the volume may have been encrypted.
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600).custom_flags(flags);
+        let file = options.open(&partial)?;
         let new = NewFile { file, path: path.to_owned(), partial };
         new.file.set_len(len)?;
         Ok(new)

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use flagstone_backup::document::{BackupEntry, Head, SnapshotIdentity};
 use flagstone_backup::prune::{PrunePlan, Unneeded};
+use flagstone_backup::recover::{LeftOut, Recovery};
 use flagstone_backup::verify::VerifyReport;
 use flagstone_units::columns::{Left, Right, lines};
 use flagstone_units::display::size;
@@ -99,6 +100,26 @@ pub(super) fn pruned(prune: &PrunePlan, unneeded: Unneeded, is_dry_run: bool) ->
             format!("backups removed: {removed}; objects deleted: {objects} ({})\n", size(bytes))
         }
     }
+}
+
+/// A backup that a recovery leaves out, and the reason.
+pub(super) fn left_out(left: &LeftOut) -> String {
+    format!("backup {}: {}", left.id, left.problem)
+}
+
+pub(super) fn recovery(recovery: &Recovery, is_dry_run: bool) -> String {
+    let mut text = String::new();
+    for left in &recovery.left_out {
+        let _ = writeln!(text, "left out: {}", left_out(left));
+    }
+    let (backups, copies) = (recovery.backups.len(), recovery.copies);
+    let _ = match (recovery.is_head_new, is_dry_run) {
+        (true, true) => writeln!(text, "the list would be made again; backups: {backups}"),
+        (true, false) => writeln!(text, "the list is made again; backups: {backups}"),
+        (false, true) => writeln!(text, "the list is sound; copies to store again: {copies}"),
+        (false, false) => writeln!(text, "the list is sound; copies stored again: {copies}"),
+    };
+    text
 }
 
 pub(super) fn verification(report: &VerifyReport, is_quick: bool) -> String {

@@ -233,6 +233,7 @@ fn cli_reference_matches_clap() {
         ("options:backup-restore".to_owned(), backup("restore")),
         ("options:backup-serve".to_owned(), backup("serve")),
         ("options:backup-change-key".to_owned(), backup("change-key")),
+        ("options:backup-recover".to_owned(), backup("recover")),
         ("options:snapshot-create".to_owned(), snapshot("create")),
         ("options:snapshot-diff".to_owned(), snapshot("diff")),
         ("options:snapshot-rollback".to_owned(), snapshot("rollback")),
