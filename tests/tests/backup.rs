@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use flagstone_tests::bucket::Bucket;
 use flagstone_tests::pools::Bed;
 use flagstone_tests::server::binary;
-use flagstone_tests::tools::{have, run};
+use flagstone_tests::tools::{have, run, workspace};
 use serde_json::Value;
 
 fn io(bed: &Bed, command: &str) {
@@ -311,6 +311,156 @@ fn backup_is_served_from_the_store() {
     assert!(!read("read -P 0 0 1M").contains("failed"));
     assert_eq!(served.stop(), Some(0));
     assert_eq!(again.stop(), Some(0));
+}
+
+/// A volume with two snapshots and their backups, of which the second is incremental.
+fn two_backups(bed: &Bed, create: &str, store: &str) -> [Vec<u8>; 2] {
+    bed.run(&format!("volume create db --pool fast --size 600MiB{create}"));
+    io(bed, "write -P 1 3M 5M");
+    io(bed, "write -P 2 550M 64k");
+    bed.run("snapshot create db@a");
+    bed.run(&format!("volume backup db@a {store}"));
+    io(bed, "write -P 3 4M 100k");
+    io(bed, "discard 550M 32k");
+    bed.run("snapshot create db@b");
+    let made = bed.run(&format!("volume backup db@b {store}"));
+    assert!(made.contains("since db@a"), "{made}");
+    ["a", "b"].map(|snapshot| {
+        bed.run(&format!("volume clone db@{snapshot} view-{snapshot}"));
+        content(bed, &format!("view-{snapshot}"), snapshot)
+    })
+}
+
+#[test]
+fn example_tool_restores_without_flagstone() {
+    if !have("backups", &["qemu-io", "nbdcopy", "nbdinfo", "python3"]) {
+        return;
+    }
+    let Some(bucket) = Bucket::start("small-tool") else { return };
+    for prefix in ["plain", "sealed"] {
+        let (bed, _) = Bed::with_pool();
+        let key = (prefix == "sealed").then(|| key_file(&bed, "key"));
+        let (create, options) = match &key {
+            Some(key) => (
+                format!(" --encryption-key-file {key}"),
+                format!("{} --backup-key-file {key}", bucket.backup_options(prefix)),
+            ),
+            None => (String::new(), bucket.backup_options(prefix)),
+        };
+        let contents = two_backups(&bed, &create, &options);
+        let folder = bucket.folder().join(prefix);
+        let restore = |name: &str, file: &Path, key: Option<&String>| {
+            let tool = workspace().join("docs/examples/restore-backup.py");
+            let mut command = Command::new("python3");
+            command.arg(tool).arg(&folder).arg(name).arg(file).args(key);
+            command.output().expect("python3 runs")
+        };
+        for (name, content) in ["db@a", "db@b"].into_iter().zip(&contents) {
+            let file = bed.scratch.join(name);
+            let output = restore(name, &file, key.as_ref());
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(fs::read(&file).expect("a file") == *content, "{prefix} {name}");
+        }
+        let pack = largest_pack(&folder.join("data"), "pack-");
+        let mut bytes = fs::read(&pack).expect("a pack");
+        bytes[10] ^= 1;
+        fs::write(&pack, bytes).expect("it can be written");
+        let output = restore("db@a", &bed.scratch.join("damaged"), key.as_ref());
+        assert!(!output.status.success(), "{prefix}: a damaged piece was restored");
+        if key.is_some() {
+            let other = key_file(&bed, "other");
+            let output = restore("db@b", &bed.scratch.join("locked"), Some(&other));
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && errors.contains("decrypted"), "{errors}");
+        }
+    }
+}
+
+#[test]
+fn lost_list_of_backups_is_recovered() {
+    if !have("backups", &["qemu-io", "nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let Some(bucket) = Bucket::start("lost-head") else { return };
+    let (bed, _) = Bed::with_pool();
+    let store = bucket.backup_options("zone");
+    let keyed = format!("{store} --backup-key-file {}", key_file(&bed, "key"));
+    let [a, _] = two_backups(&bed, "", &keyed);
+    let head = bucket.folder().join("zone/head.json");
+    let good = fs::read(&head).expect("a head");
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 1;
+    for damage in [None, Some(bad)] {
+        match damage {
+            None => fs::remove_file(&head).expect("it exists"),
+            // In place: the server stores the entity tag with the file.
+            Some(bad) => fs::write(&head, bad).expect("it can be written"),
+        }
+        let output = alone(&format!("backup list {store}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{errors}");
+        assert!(errors.contains("flagstone backup recover"), "{errors}");
+        assert!(!alone(&format!("backup recover {store}")).status.success(), "it needs the key");
+        let shown = succeeds(&format!("backup recover {keyed} --dry-run"));
+        assert!(shown.contains("would be made again; backups: 2"), "{shown}");
+        let made = succeeds(&format!("backup recover {keyed}"));
+        assert!(made.contains("made again; backups: 2"), "{made}");
+        succeeds(&format!("backup verify {keyed}"));
+    }
+    let file = bed.scratch.join("a.img");
+    succeeds(&format!("backup restore {keyed} db@a --to-file {}", file.display()));
+    assert!(fs::read(&file).expect("a file") == a);
+    assert!(succeeds(&format!("backup recover {keyed}")).contains("copies stored again: 0"));
+
+    // A volume that is created anew under the name is another one.
+    for line in ["volume delete view-a", "volume delete view-b", "snapshot delete db@a"] {
+        bed.run(&format!("{line} --yes"));
+    }
+    bed.run("snapshot delete db@b --yes");
+    bed.run("volume delete db --yes");
+    bed.run("volume create db --pool fast --size 64MiB");
+    bed.run("snapshot create db@a");
+    let refused = bed.refused(&format!("volume backup db@a {keyed}"));
+    assert!(refused.contains("another volume db") && refused.contains("--separate"), "{refused}");
+    bed.run(&format!("volume backup db@a {keyed} --separate"));
+    let output = alone(&format!("backup verify {keyed} db@a"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("several snapshots"), "{errors}");
+}
+
+/// Reads fail while the store is down or has another object, and succeed when it is back.
+#[test]
+fn served_backup_survives_an_outage() {
+    if !have("backups", &["qemu-io", "nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let Some(mut bucket) = Bucket::start("served-outage") else { return };
+    let (bed, _) = Bed::with_pool();
+    let store = bucket.backup_options("zone");
+    two_backups(&bed, "", &store);
+    let served = Served::start(&format!("backup serve {store} db@a --listen 127.0.0.1:0 --json"));
+    let read = |command: &str| {
+        let output = Command::new("qemu-io")
+            .args(["-r", "-f", "raw", "-c", command, &served.uri])
+            .output()
+            .expect("qemu-io runs");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    bucket.kill();
+    let down = read("read -P 1 3M 64k");
+    assert!(down.contains("Input/output error"), "{down}");
+    bucket.run();
+    let pack = largest_pack(&bucket.folder().join("zone/data"), "pack-");
+    let good = fs::read(&pack).expect("a pack");
+    for wrong in [vec![0; good.len()], good[..1].to_vec()] {
+        fs::write(&pack, wrong).expect("it can be written");
+        let failed = read("read -P 1 3M 64k");
+        assert!(failed.contains("Input/output error"), "{failed}");
+    }
+    fs::write(&pack, &good).expect("it can be written");
+    let whole = read("read -P 1 3M 64k");
+    assert!(whole.contains("read 65536") && !whole.contains("failed"), "{whole}");
+    assert_eq!(served.stop(), Some(0));
 }
 
 /// The download of the second piece fails after the first one was sent: its place was a hole.
