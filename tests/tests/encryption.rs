@@ -264,7 +264,21 @@ fn received_and_restored_volumes_are_encrypted() {
         let restore = format!("backup restore {store} db@a restored --pool fast");
         bed.run(&format!("{restore} --compression lz4 {}", with(&second)));
         assert!(is_filled(&bed, "restored"));
-        assert!(!encryption(&bed, "restored").is_null());
+        assert_eq!(encryption(&bed, "restored")["key_file"].as_str(), second.to_str());
+        // Never silently without a key, also from encrypted backups.
+        let sealed =
+            format!("{} --backup-key-file {}", bucket.backup_options("sealed"), first.display());
+        bed.run(&format!("volume backup db@a {sealed}"));
+        for store in [&store, &sealed] {
+            let restore = format!("backup restore {store} db@a plain --pool fast");
+            let refused = bed.refused(&restore);
+            assert!(refused.contains("encrypted at rest"), "{refused}");
+            assert!(bed.refused("volume show plain").contains("plain"), "nothing was created");
+        }
+        bed.run(&format!("backup restore {sealed} db@a sealed --pool fast {}", with(&second)));
+        assert!(is_filled(&bed, "sealed"));
+        let asked = format!("backup restore {sealed} db@a plain --pool fast --plaintext --dry-run");
+        bed.run(&asked);
     }
     bed.server.terminate();
     assert!(!has(&device, PATTERN), "the device has plaintext");
@@ -272,6 +286,8 @@ fn received_and_restored_volumes_are_encrypted() {
     bed.server.restart();
     assert!(is_locked(&bed, "db") && !is_locked(&bed, "to"));
     if let Some(bucket) = &bucket {
+        // The key of the original is erased; restored volumes have one of their own.
+        assert!(is_filled(&bed, "restored") && is_filled(&bed, "sealed"));
         let refused =
             bed.refused(&format!("volume backup db@a {}", bucket.backup_options("other")));
         assert!(refused.contains("key"), "{refused}");

@@ -6,6 +6,7 @@
 
 use flagstone_tests::pool_pair::PoolPair;
 use flagstone_tests::process::until;
+use flagstone_tests::server::binary;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;
@@ -102,6 +103,43 @@ fn mirror_over_pools_survives_kills_and_closed_pools() {
     }
     pair.wait_for("mirroring");
     pair.end(1);
+}
+
+/// Each leg has its own key. One whose key is away is resynced when it is back.
+#[test]
+fn encrypted_legs_have_keys_of_their_own() {
+    let mut pair = PoolPair::start("");
+    let keys = [0, 1].map(|node| pair.file(&format!("key-{node}")));
+    for (node, key) in keys.iter().enumerate() {
+        let key = key.display();
+        pair.run(node, &format!("pool create fast {}", pair.device(node, "disk").display()));
+        let made = std::process::Command::new(binary())
+            .args(format!("key generate {key} --volume").split(' '))
+            .output();
+        assert!(made.expect("flagstone runs").status.success());
+        let leg = "volume create db-leg --pool fast --size 64MiB";
+        pair.run(node, &format!("{leg} --encryption-key-file {key}"));
+        pair.wait_open(node);
+    }
+    pair.run(0, "mirror create db --source");
+    pair.run(1, "mirror create db --target");
+    pair.wait_for("mirroring");
+    pair.write(0, "a");
+    pair.assert_equal_legs(0);
+    let away = pair.file("away");
+    std::fs::rename(&keys[1], &away).expect("it exists");
+    pair.nodes[1].kill();
+    pair.nodes[1].restart();
+    let reason = || pair.get(1, "/v1/volumes/db")["pending"]["reason"].to_string();
+    let key = keys[1].to_str().expect("temporary paths are UTF-8");
+    until("the leg is locked", || reason().contains(key), reason);
+    // The other node goes on, with its own key.
+    pair.write(0, "a");
+    std::fs::rename(&away, &keys[1]).expect("it exists");
+    pair.wait_open(1);
+    pair.assert_equal_legs(0);
+    pair.run(1, "mirror switchover db");
+    pair.assert_kept(1, "db", "a");
 }
 
 /// Left out: a snapshot of both legs at one point of the order of writes, which no order takes.

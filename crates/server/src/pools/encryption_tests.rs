@@ -192,6 +192,9 @@ fn key_is_changed_while_the_former_file_is_readable() {
         assert!(!bed.set(with_key(&path)).await.unwrap().changed);
         let none = serde_json::json!({ "encryption_key_file": null });
         assert_eq!(bed.set(none).await.unwrap_err().status, 422);
+        let empty = serde_json::json!({ "encryption_key_file": "" });
+        assert_eq!(bed.set(empty).await.unwrap_err().status, 422);
+        assert!(!bed.set(serde_json::json!({})).await.unwrap().changed);
         fs::rename(&path, bed.scratch.path().join("away")).unwrap();
         let refused = bed.set(with_key(&next)).await.unwrap_err();
         assert!(refused.detail.contains(&path), "{refused:?}");
