@@ -18,14 +18,18 @@ use flagstone_runtime::{Buf, BufMut};
 use super::pool::Pool;
 use super::volume::{PoolVolume, VolumeInfo};
 use crate::error::VolumeError;
-use crate::ondisk::volume_table::{LEG_PROPERTY, VolumeRecord};
+use crate::ondisk::volume_table::{
+    LEG_PROPERTIES, LEG_PROPERTY, LEG_ROLLBACK_PROPERTY, VolumeRecord,
+};
 
 /// Replaces the properties of a volume.
 pub(super) fn set_properties(record: &mut VolumeRecord, new: &BTreeMap<String, String>) {
-    let leg = record.properties.remove_entry(LEG_PROPERTY);
+    let own = LEG_PROPERTIES.map(|key| record.properties.remove_entry(key));
     record.properties = new.clone();
-    record.properties.remove(LEG_PROPERTY);
-    record.properties.extend(leg);
+    for key in LEG_PROPERTIES {
+        record.properties.remove(key);
+    }
+    record.properties.extend(own.into_iter().flatten());
 }
 
 /// Reason why the content of a volume is not what a mirror wrote last.
@@ -73,6 +77,7 @@ impl Pool {
         let id = info.uuid.to_string();
         self.change_leg(info, |record| {
             record.incomplete = false;
+            record.properties.remove(LEG_ROLLBACK_PROPERTY);
             record.properties.insert(LEG_PROPERTY.to_owned(), id.clone());
         })
         .await
@@ -86,7 +91,7 @@ impl Pool {
         self.change_leg(info, VolumeRecord::release_leg).await
     }
 
-    async fn change_leg(
+    pub(super) async fn change_leg(
         &self,
         info: &VolumeInfo,
         change: impl Fn(&mut VolumeRecord),
@@ -111,7 +116,9 @@ pub struct FormerLeg {
 impl FormerLeg {
     /// A volume, or a leg, over its own device.
     pub fn new(volume: Arc<PoolVolume>) -> FormerLeg {
-        let is_leg = volume.info().is_none_or(|info| info.properties.contains_key(LEG_PROPERTY));
+        let is_leg = volume
+            .info()
+            .is_none_or(|info| LEG_PROPERTIES.iter().any(|key| info.properties.contains_key(*key)));
         FormerLeg { volume, is_released: Arc::new(AtomicBool::new(!is_leg)) }
     }
 

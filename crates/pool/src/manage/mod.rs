@@ -13,6 +13,7 @@ pub mod grow_pair;
 pub(crate) mod handle;
 pub mod identity;
 pub mod leg;
+pub mod leg_rollback;
 pub mod log_device;
 pub mod open;
 pub mod pool;

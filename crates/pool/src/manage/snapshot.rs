@@ -123,7 +123,7 @@ impl Pool {
         Ok(turn)
     }
 
-    fn unknown_snapshot(&self, name: &str) -> VolumeError {
+    pub(super) fn unknown_snapshot(&self, name: &str) -> VolumeError {
         let (pool, name) = (self.shared().name.clone(), name.to_owned());
         VolumeError::UnknownSnapshot { pool, name }
     }
@@ -315,6 +315,19 @@ impl Pool {
     /// [`VolumeError`] for an unknown volume or snapshot, a reservation of a thick volume that no
     /// longer fits, and errors of the devices.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
+        if let Some(info) = self.volume(volume).filter(|info| info.leg_rollback().is_some()) {
+            // Otherwise it would go on in the new content.
+            self.release_leg(&info).await?;
+        }
+        self.replace_content(volume, snapshot).await
+    }
+
+    /// As [`Pool::rollback`], which may be a step of the rollback of a leg.
+    pub(super) async fn replace_content(
+        &self,
+        volume: &str,
+        snapshot: &str,
+    ) -> Result<(), VolumeError> {
         let full = format!("{volume}@{snapshot}");
         let claim = |volume_table: &VolumeTable| {
             let (volume, snapshot) =

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use super::FormatError;
 use super::chunk::SnapshotOrder;
-use super::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
+use super::volume_table::{LEG_PROPERTY, VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
 use crate::id::PoolId;
 
 /// Range of births that a map owns, in contrast to blocks shared with its parent.
@@ -191,7 +191,8 @@ impl VolumeTable {
         (rolled.parent, rolled.adopted) = (snapshot, false);
         // The lost changes belonged to the content that this rollback replaces.
         rolled.incomplete = false;
-        rolled.release_leg();
+        // Its rollback as a leg goes on.
+        rolled.properties.remove(LEG_PROPERTY);
         self.insert(former)?;
         Ok(hidden)
     }
@@ -321,7 +322,6 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::ondisk::volume_table::LEG_PROPERTY;
 
     fn order(volumes: &[u32], name: &str) -> SnapshotOrder {
         let volumes = volumes.to_vec();

@@ -18,6 +18,12 @@ use crate::limits::{
 /// Property of a volume whose content only a mirror has changed: the identifier of the volume.
 pub const LEG_PROPERTY: &str = "leg";
 
+/// Property of a leg that is being rolled back: see `manage::leg_rollback`.
+pub const LEG_ROLLBACK_PROPERTY: &str = "leg-rollback";
+
+/// Properties that only the use as a leg changes.
+pub(crate) const LEG_PROPERTIES: [&str; 2] = [LEG_PROPERTY, LEG_ROLLBACK_PROPERTY];
+
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
 const FIXED_BYTES: usize = 120;
@@ -121,7 +127,9 @@ impl VolumeRecord {
 
     /// Ends the use of the volume as a leg.
     pub fn release_leg(&mut self) {
-        self.properties.remove(LEG_PROPERTY);
+        for key in LEG_PROPERTIES {
+            self.properties.remove(key);
+        }
     }
 
     fn properties_len(&self) -> usize {

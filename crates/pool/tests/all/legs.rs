@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::common::{Image, disks};
 use flagstone_blockdev::{BlockDevice as _, ZeroFlags};
 use flagstone_pool::{
-    CreateOptions, FormerLeg, NamedDevice, Pool, PoolVolume, VolumeInfo, VolumeOptions,
+    CreateOptions, FormerLeg, LegRollbackEnd, NamedDevice, Pool, PoolVolume, VolumeInfo,
+    VolumeOptions,
 };
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, block_on, buf};
@@ -98,6 +99,146 @@ fn only_changes_of_content_end_a_leg() {
             assert_eq!(info(&pool).properties, own, "change {number}");
         }
         assert_eq!(first(&pool).await, 0);
+    })
+    .unwrap();
+}
+
+/// Begin of the mirror's part in the tests of rollbacks.
+const KEPT_FROM: u64 = (1 << 20) - 2 * BLOCK as u64;
+
+async fn at(pool: &Pool, offset: u64) -> u8 {
+    let db = pool.open_volume("db").unwrap();
+    db.read(offset, buf::alloc(BLOCK).await).await.unwrap()[0]
+}
+
+/// A leg with the data 1 in snapshot `a`, and 2 now. The mirror's part had 11, and has 12; its
+/// second block had 11, and is a hole.
+async fn leg_with_snapshot(devices: Vec<NamedDevice>) -> Pool {
+    let (pool, db) = created(devices).await;
+    pool.take_leg(&info(&pool)).await.unwrap();
+    for offset in [KEPT_FROM, KEPT_FROM + BLOCK as u64] {
+        db.write(offset, data(11), true).await.unwrap();
+    }
+    pool.create_snapshot(&["db"], "a").await.unwrap();
+    for (offset, value) in [(0, 2), (8 * BLOCK as u64, 2), (KEPT_FROM, 12)] {
+        db.write(offset, data(value), true).await.unwrap();
+    }
+    db.discard(KEPT_FROM + BLOCK as u64, BLOCK as u64).await.unwrap();
+    db.flush().await.unwrap();
+    pool
+}
+
+fn names(pool: &Pool) -> Vec<String> {
+    pool.snapshots().into_iter().map(|snapshot| snapshot.name).collect()
+}
+
+/// A crash between any two steps leaves the former content, or a rollback that goes on. The
+/// mirror's part is never an older one.
+#[test]
+fn leg_rollback_continues_after_a_crash() {
+    block_on(async {
+        let (devices, trace) = disks(vec![Image::default()], SIZE, 0);
+        let pool = leg_with_snapshot(devices).await;
+        let begun = trace.lock().now();
+        let leg = info(&pool);
+        pool.begin_leg_rollback(&leg, "a", KEPT_FROM).await.unwrap();
+        let ended = pool.finish_leg_rollback(leg.uuid).await.unwrap();
+        assert_eq!(ended, Some(LegRollbackEnd::RolledBack));
+        assert_eq!(pool.finish_leg_rollback(leg.uuid).await, Ok(None), "it has ended");
+        assert_eq!(names(&pool), ["db@a"]);
+        pool.close().await.unwrap();
+        let (trace, mut seen) = (std::mem::take(&mut *trace.lock()), [0; 3]);
+        let check = async |_, images| {
+            let pool = Pool::open(disks(images, SIZE, 0).0).await.unwrap();
+            let found = info(&pool);
+            let is_begun = found.leg_rollback().is_some();
+            assert!(is_begun || found.is_leg(), "{found:?}");
+            let stage = usize::from(is_begun) + 2 * usize::from(!found.is_leg());
+            let ended = pool.finish_leg_rollback(found.uuid).await.unwrap();
+            assert_eq!(ended, is_begun.then_some(LegRollbackEnd::RolledBack));
+            let found = info(&pool);
+            assert!(found.is_leg() && found.leg_rollback().is_none(), "{found:?}");
+            let contents = [0, 8 * BLOCK as u64].map(|offset| at(&pool, offset));
+            let [one, other] = contents;
+            let content = (one.await, other.await);
+            assert!(content == (1, 0) || content == (2, 2) && !is_begun, "{content:?}");
+            assert_eq!(at(&pool, KEPT_FROM).await, 12);
+            assert_eq!(at(&pool, KEPT_FROM + BLOCK as u64).await, 0);
+            seen[stage.min(2)] += 1;
+        };
+        trace.at_each_event(|time| time >= begun, &mut Rng::new(1), check).await;
+        assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    })
+    .unwrap();
+}
+
+#[test]
+fn leg_rollback_ends_with_the_leg() {
+    block_on(async {
+        let begun = async || {
+            let pool = leg_with_snapshot(disks(vec![Image::default()], SIZE, 0).0).await;
+            pool.begin_leg_rollback(&info(&pool), "a", KEPT_FROM).await.unwrap();
+            assert!(info(&pool).is_leg() && info(&pool).leg_rollback().is_some());
+            pool
+        };
+        for number in 0..4 {
+            let pool = begun().await;
+            let leg = info(&pool);
+            match number {
+                // It was changed without its mirror.
+                0 => FormerLeg::new(pool.open_volume("db").unwrap())
+                    .write(0, data(3), true)
+                    .await
+                    .unwrap(),
+                1 => pool.rollback("db", "a").await.unwrap(),
+                2 => pool.release_leg(&leg).await.unwrap(),
+                _ => pool.take_leg(&leg).await.unwrap(),
+            }
+            assert_eq!(info(&pool).leg_rollback(), None, "{number}");
+            assert_eq!(pool.finish_leg_rollback(leg.uuid).await, Ok(None), "{number}");
+            assert_eq!(info(&pool).is_leg(), number == 3);
+            let content = if number == 0 { 3 } else { 2 - u8::from(number == 1) };
+            assert_eq!(at(&pool, 0).await, content, "{number}");
+        }
+        // New properties keep it.
+        let pool = begun().await;
+        pool.set_volume("db", false, BTreeMap::new()).await.unwrap();
+        assert!(info(&pool).leg_rollback().is_some());
+        // Without the snapshot, nothing can be rolled back.
+        pool.delete_snapshot("db@a").await.unwrap();
+        let ended = pool.finish_leg_rollback(info(&pool).uuid).await.unwrap();
+        assert!(matches!(ended, Some(LegRollbackEnd::Canceled(_))), "{ended:?}");
+        assert!(info(&pool).is_leg() && names(&pool).is_empty());
+        assert_eq!((at(&pool, 0).await, at(&pool, KEPT_FROM).await), (2, 12));
+    })
+    .unwrap();
+}
+
+#[test]
+fn leg_is_compared_and_rolled_back_again() {
+    block_on(async {
+        let pool = leg_with_snapshot(disks(vec![Image::default()], SIZE, 0).0).await;
+        let block = BLOCK as u64;
+        let all = async || {
+            let mut found = Vec::new();
+            pool.compare_leg(&info(&pool), "a", |range| found.push(range)).await.unwrap();
+            assert_eq!(names(&pool), ["db@a"]);
+            found
+        };
+        let differing = [0..block, 8 * block..9 * block, KEPT_FROM..KEPT_FROM + 2 * block];
+        assert_eq!(all().await, differing);
+        pool.check_leg_rollback("db", "a").unwrap();
+        for (own, kept_from) in [("b", KEPT_FROM), ("a", 5), ("a", 2 << 20)] {
+            let refused = pool.begin_leg_rollback(&info(&pool), own, kept_from).await;
+            assert!(refused.is_err() && info(&pool).leg_rollback().is_none(), "{own} {kept_from}");
+        }
+        for _ in 0..2 {
+            pool.begin_leg_rollback(&info(&pool), "a", KEPT_FROM).await.unwrap();
+            pool.finish_leg_rollback(info(&pool).uuid).await.unwrap();
+            assert_eq!(all().await, [KEPT_FROM..KEPT_FROM + 2 * block]);
+        }
+        pool.resize_volume("db", 2 << 20).await.unwrap();
+        assert!(pool.begin_leg_rollback(&info(&pool), "a", KEPT_FROM).await.is_err());
     })
     .unwrap();
 }
