@@ -211,8 +211,13 @@ impl NewGeneration {
 
     /// Assumes no contact with any peer.
     pub(crate) fn alone(inner: &Inner) -> NewGeneration {
+        NewGeneration::without_contact(inner.legs.len())
+    }
+
+    /// Of a replica with `configured` peers, without contact with any.
+    pub(crate) fn without_contact(configured: usize) -> NewGeneration {
         let contacts = [PeerContact::NONE; PEERS_MAX];
-        NewGeneration { new: Generation::random(), configured: inner.legs.len(), contacts }
+        NewGeneration { new: Generation::random(), configured, contacts }
     }
 
     /// Records that every known peer may have the previous generation. So may a peer without a

@@ -9,6 +9,7 @@ pub mod replica;
 pub(crate) mod resize;
 pub(crate) mod resolve;
 pub(crate) mod roles;
+pub mod roll_back;
 pub mod stale;
 mod status;
 pub(crate) mod transfer;
