@@ -25,7 +25,6 @@ use super::orders::Outcome;
 use super::path_threads::in_thread;
 use super::settings::{self, KEY_FILE_KEY, KeySource, Settings};
 use super::volume_orders::problem;
-use super::volume_state::VolumeState;
 use super::{PoolSlot, PoolState};
 use crate::api::pool_document::EncryptionDocument;
 use crate::http::Problem;
@@ -275,7 +274,7 @@ async fn keys_of(
 impl Server {
     /// Notes locked volumes as not served, until [`Server::serve_locked`] has read their keys.
     pub(super) fn note_locked(&self, name: &str, info: &VolumeInfo, why: &str) {
-        if let VolumeState::Leg { .. } = self.pools.state_of(name, info) {
+        if self.pools.state_of(name, info).is_leg() {
             // Its mirror reports it.
             return;
         }
@@ -359,7 +358,7 @@ impl Server {
             let Some(info) = now.filter(|now| now.encryption == VolumeEncryption::Locked) else {
                 continue;
             };
-            let is_leg = matches!(self.pools.state_of(name, &info), VolumeState::Leg { .. });
+            let is_leg = self.pools.state_of(name, &info).is_leg();
             // The mirror of a leg reports its reason.
             if key.is_ok() || !is_leg {
                 // The reason is noted.

@@ -7,6 +7,7 @@
 //! - a replica on a volume that only its mirror has changed is current
 //!   ([`VolumeInfo::stale_leg`]). Any other one is marked as stale before a mirror opens it
 //!   ([`mark_stale`]), which makes the mirror resync everything;
+//! - a rollback of a leg ends before a mirror opens it;
 //! - while hosts use a volume, also under its former name, no mirror opens it;
 //! - before its pool is closed, the mirror is stopped and the leg is released, because an open
 //!   volume keeps the devices of its pool locked ([`LegUses`]).
@@ -21,7 +22,7 @@ use flagstone_blockdev::{ReopenableDevice, SharedDevice};
 use flagstone_config::device_spec::PoolVolumeSpec;
 use flagstone_config::{Config, Volume};
 use flagstone_mirror::manage::stale::mark_stale;
-use flagstone_pool::{Pool, StaleLeg, VolumeInfo};
+use flagstone_pool::{LegRollbackEnd, Pool, StaleLeg, VolumeInfo};
 use flagstone_stack::OpenError;
 
 use super::key_files::KeyCommand;
@@ -88,7 +89,7 @@ impl LegOpener {
         volume: &Volume,
         leg: &PoolVolumeSpec,
     ) -> Result<SharedDevice, OpenError> {
-        let opened = self.open_leg(leg).await;
+        let opened = self.open_leg(&volume.name, leg).await;
         let device = opened.map_err(|problem| error_of(volume, leg, problem))?;
         Ok(match volume.block_size_bytes {
             Some(SECTOR_BYTES) => Arc::new(SectorDevice::new(device)),
@@ -96,7 +97,7 @@ impl LegOpener {
         })
     }
 
-    async fn open_leg(&self, leg: &PoolVolumeSpec) -> Result<SharedDevice, String> {
+    async fn open_leg(&self, mirrored: &str, leg: &PoolVolumeSpec) -> Result<SharedDevice, String> {
         let PoolVolumeSpec { pool: pool_name, volume } = leg;
         let pool = self.open_pool(pool_name)?;
         let _opening = self.begin(pool_name);
@@ -108,6 +109,7 @@ impl LegOpener {
         };
         self.state_of(&info).check_leg(volume)?;
         super::key_files::unlock(&self.key_command, (pool_name, &pool), &info).await?;
+        let info = end_rollback(&pool, info, mirrored).await?;
         if let Some(why) = info.stale_leg() {
             take(&pool, &info, why).await?;
         }
@@ -207,6 +209,32 @@ impl LegOpener {
 
 fn error_of(volume: &Volume, leg: &PoolVolumeSpec, problem: String) -> OpenError {
     OpenError { device: format!("volume `{}`: {leg}", volume.name), problem, may_pass: true }
+}
+
+/// Ends a rollback that a stop of the server has interrupted. Returns the leg as it is then.
+async fn end_rollback(pool: &Pool, info: VolumeInfo, mirrored: &str) -> Result<VolumeInfo, String> {
+    // A leg that lacks changes gets everything from its peer instead.
+    if info.incomplete || info.leg_rollback().is_none() {
+        return Ok(info);
+    }
+    let VolumeInfo { name, uuid, .. } = &info;
+    let ended = pool.finish_leg_rollback(*uuid).await;
+    match ended.map_err(|error| format!("its rollback has not ended: {error}"))? {
+        None => {}
+        Some(LegRollbackEnd::RolledBack) => tracing::warn!(
+            "the rollback of leg {name} has ended after an interruption, and the mirror is paused: \
+             flagstone mirror continue {mirrored} copies the content to the peers"
+        ),
+        Some(LegRollbackEnd::Canceled(error)) => tracing::error!(
+            "leg {name} was not rolled back ({error}), and the mirror is paused: run flagstone \
+             mirror continue {mirrored}, or repeat the rollback"
+        ),
+        Some(LegRollbackEnd::Released) => {
+            tracing::error!("leg {name} lost the mirror's own part in an interrupted rollback");
+        }
+    }
+    let now = pool.volume(name).filter(|now| now.uuid == *uuid);
+    now.ok_or_else(|| format!("volume {name} was changed meanwhile"))
 }
 
 /// Takes a volume as a leg, or takes it again. A crash in between repeats it.

@@ -82,7 +82,7 @@ pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
 pub(crate) use stream_orders::ReceivePart;
 pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
-use volume_state::{VolumeOrder, VolumeState};
+use volume_state::VolumeOrder;
 
 use crate::http::Problem;
 use crate::limits::{IDENTITY_PERIOD, POOL_PAUSE};
@@ -573,7 +573,7 @@ impl Server {
     /// The reason why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
         let state = self.pools.state_of(name, info);
-        if let VolumeState::Leg { .. } = state {
+        if state.is_leg() {
             // Its mirror serves it.
             if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
                 slot.unserved.remove(&info.name);

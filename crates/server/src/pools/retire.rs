@@ -91,7 +91,11 @@ impl Pools {
         let state = state_of(&self.draining, info);
         match (state, self.mirrored(pool, &info.name)) {
             (VolumeState::Complete, Some(mirrored)) => {
-                VolumeState::Leg { mirrored: mirrored.to_owned() }
+                let mirrored = mirrored.to_owned();
+                match info.leg_rollback() {
+                    Some(_) => VolumeState::RollingBack { mirrored },
+                    None => VolumeState::Leg { mirrored },
+                }
             }
             (state, _) => state,
         }

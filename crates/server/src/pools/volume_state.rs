@@ -29,6 +29,11 @@ pub(super) enum VolumeState {
         /// Name of the mirrored volume.
         mirrored: String,
     },
+    /// A leg that is being rolled back: its mirror opens it when that has ended.
+    RollingBack {
+        /// Name of the mirrored volume.
+        mirrored: String,
+    },
 }
 
 /// An order on a volume or its snapshots.
@@ -94,6 +99,11 @@ impl VolumeState {
         }
     }
 
+    /// True if a mirror of the configuration opens the volume, and reports why it cannot.
+    pub(super) fn is_leg(&self) -> bool {
+        matches!(self, VolumeState::Leg { .. } | VolumeState::RollingBack { .. })
+    }
+
     fn accepts(&self, order: VolumeOrder) -> bool {
         match self {
             VolumeState::Complete => true,
@@ -111,6 +121,8 @@ impl VolumeState {
                 use VolumeOrder::{Create, DeleteSnapshot, Promote, Resize, TakeSnapshot};
                 matches!(order, Create | DeleteSnapshot | Promote | Resize | TakeSnapshot)
             }
+            // Any would change what the rollback still needs.
+            VolumeState::RollingBack { .. } => false,
         }
     }
 
@@ -125,6 +137,7 @@ impl VolumeState {
         Err(match self {
             VolumeState::Draining => ending(name),
             VolumeState::Leg { mirrored } => used_by(name, mirrored),
+            VolumeState::RollingBack { mirrored } => rolling_back(name, mirrored),
             VolumeState::Complete | VolumeState::Receiving { .. } => {
                 let end = self.received_bytes().unwrap_or_default();
                 format!(
@@ -143,7 +156,9 @@ impl VolumeState {
     /// The reason why not, and the way out.
     pub(super) fn check_leg(&self, name: &str) -> Result<(), String> {
         match self {
-            VolumeState::Complete | VolumeState::Leg { .. } => Ok(()),
+            VolumeState::Complete | VolumeState::Leg { .. } | VolumeState::RollingBack { .. } => {
+                Ok(())
+            }
             VolumeState::Draining => Err(ending(name)),
             VolumeState::Receiving { .. } => self.check(name, VolumeOrder::Serve),
         }
@@ -153,7 +168,10 @@ impl VolumeState {
     pub(super) fn is_receiving(&self, stream: &StreamId) -> bool {
         match self {
             VolumeState::Receiving { snapshot, received } => stream.is_of(snapshot, *received),
-            VolumeState::Complete | VolumeState::Draining | VolumeState::Leg { .. } => false,
+            VolumeState::Complete
+            | VolumeState::Draining
+            | VolumeState::Leg { .. }
+            | VolumeState::RollingBack { .. } => false,
         }
     }
 
@@ -163,7 +181,10 @@ impl VolumeState {
             VolumeState::Receiving { received, .. } => {
                 Some(received.map_or(0, |received| received.end))
             }
-            VolumeState::Complete | VolumeState::Draining | VolumeState::Leg { .. } => None,
+            VolumeState::Complete
+            | VolumeState::Draining
+            | VolumeState::Leg { .. }
+            | VolumeState::RollingBack { .. } => None,
         }
     }
 
@@ -186,6 +207,7 @@ impl VolumeState {
         match self {
             VolumeState::Draining => Err(ending(name)),
             VolumeState::Leg { mirrored } => Err(used_by(name, mirrored)),
+            VolumeState::RollingBack { mirrored } => Err(rolling_back(name, mirrored)),
             VolumeState::Complete if exists => Ok(ReceiveStep::Done),
             VolumeState::Complete if stream.base.is_some() => Ok(begin(true)),
             VolumeState::Complete => {
@@ -219,6 +241,13 @@ impl VolumeState {
 
 fn ending(name: &str) -> String {
     format!("commands of volume {name} have not ended: repeat the order, which waits for them")
+}
+
+fn rolling_back(name: &str, mirrored: &str) -> String {
+    format!(
+        "leg {name} is being rolled back: repeat the order when its mirrored volume is open, as \
+         flagstone mirror status {mirrored} says"
+    )
 }
 
 fn used_by(name: &str, mirrored: &str) -> String {
@@ -338,7 +367,13 @@ mod tests {
             assert_eq!(checked.is_ok(), keeps, "{order:?}");
             assert!(keeps || checked.unwrap_err().contains("leg of mirrored volume db"));
         }
+        let rolling = VolumeState::RollingBack { mirrored: "db".to_owned() };
+        for order in ORDERS {
+            let refused = rolling.check("db-leg", order).unwrap_err();
+            assert!(refused.contains("mirror status db"), "{order:?}: {refused}");
+        }
         for (exists, force) in [(true, true), (true, false), (false, true), (false, false)] {
+            assert!(rolling.receive("db-leg", &stream(BASE), exists, force).is_err());
             assert!(leg.receive("db-leg", &stream(BASE), exists, force).is_err());
         }
         assert_eq!(leg.check_leg("db-leg"), Ok(()));
