@@ -278,7 +278,7 @@ impl MirroredVolume {
     }
 
     /// Refuses another size while the log moves: the replica would be opened with the old log.
-    fn check_log_rests(&self) -> Result<(), String> {
+    pub(super) fn check_log_rests(&self) -> Result<(), String> {
         match self.moving_log.get() || self.log_moves.borrow().are_running() {
             true => Err(format!("{}: repeat the command after that", ReplicaError::LogBusy)),
             false => Ok(()),

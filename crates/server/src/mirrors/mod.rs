@@ -24,6 +24,7 @@ mod peers;
 mod question;
 mod remnants;
 mod reopen;
+mod roll_back;
 #[cfg(test)]
 mod tests;
 

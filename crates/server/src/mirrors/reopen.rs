@@ -257,6 +257,24 @@ impl MirroredVolume {
 
     async fn reopen(self: &Rc<Self>) -> Result<(), MirrorFailure> {
         let _create_lock = self.create_lock.acquire(1).await;
+        self.reopen_locked().await
+    }
+
+    /// Reopens the replica now; if that fails, later and again. The caller has the lock.
+    ///
+    /// # Errors
+    /// The reason of the failure.
+    pub(super) async fn reopen_or_retry(self: &Rc<Self>, reason: &str) -> Result<(), String> {
+        let Err(MirrorFailure { problem, .. }) = self.reopen_locked().await else { return Ok(()) };
+        let before = self.reopening.take();
+        let reopening = Reopening::begin(before.as_ref(), reason.to_owned(), time::now());
+        *self.reopening.borrow_mut() = Some(reopening);
+        self.reopen_soon();
+        Err(format!("the replica cannot be opened ({problem}), which is retried"))
+    }
+
+    /// As [`MirroredVolume::reopen`]. The caller has the lock.
+    async fn reopen_locked(self: &Rc<Self>) -> Result<(), MirrorFailure> {
         if !self.has_ended() || self.ending.get() {
             // It was deleted meanwhile, or the server stops.
             return Ok(());

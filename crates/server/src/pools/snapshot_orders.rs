@@ -178,11 +178,7 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         if self.is_mirrored(parts(full)?.0) {
-            let local = self.local_name(full)?;
-            return Err(Problem::conflict(format!(
-                "a rollback would change the leg of one node under its mirror, so that the nodes \
-                 differ: run flagstone volume clone {local} NAME, and copy from that volume"
-            )));
+            return self.roll_back_mirrored(full, dry_run).await;
         }
         let _order = self.pools.order_on(&[parts(full)?.0], None).await?;
         let (volume, own) = parts(full)?;
@@ -265,8 +261,10 @@ impl Server {
 
     /// Creates a volume with the content of a snapshot, and serves it.
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
-        let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
-        let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
+        let CloneVolume { name, snapshot, settings, dry_run } = &order;
+        // Of a mirrored volume, the clone continues from this node's snapshot.
+        let full = &self.local_name(snapshot)?;
+        let _order = self.pools.order_on(&[name.as_str(), volume_of(full)], None).await?;
         let (FoundVolume { pool_name, pool, info, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
         settings::check_removed(&Settings::new(), &settings)?;

@@ -4,11 +4,13 @@
 //! - nodes that have a snapshot of one identifier have the same content
 //!   ([`flagstone_mirror::snapshot`]);
 //! - a repeated order finds the snapshot on all nodes, or says which node lacks it;
-//! - a deletion asks all peers before it changes anything, and deletes here last.
+//! - a deletion asks all peers before it changes anything, and deletes here last;
+//! - a rollback changes this node alone, when its peers can no longer be promoted.
 
 mod create;
 mod delete;
 mod places;
+mod rollback;
 
 use flagstone_config::device_spec::PoolVolumeSpec;
 use flagstone_mirror::Mirror;
@@ -155,7 +157,8 @@ fn no_mirrored() -> Problem {
 fn not_serving(name: &str) -> Problem {
     Problem::conflict(format!(
         "this node does not serve mirrored volume {name} from its own leg: run the order at its \
-         source, which flagstone mirror status {name} names, or use --local-only"
+         source, which flagstone mirror status {name} names, or, to take or delete a snapshot of \
+         this node alone, use --local-only"
     ))
 }
 
