@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use flagstone_lab::ports::free_ports;
 use serde_json::Value;
@@ -187,10 +188,28 @@ impl PoolPair {
         pool["data_bytes"].as_u64().unwrap_or_else(|| panic!("{pool:#}"))
     }
 
-    fn output(&self, node: usize, line: &str) -> Output {
+    fn command(&self, node: usize, line: &str) -> Command {
         let mut command = Command::new(binary());
         command.args(line.split(' ')).arg("--api").arg(self.nodes[node].api());
-        command.stdin(Stdio::null()).output().expect("flagstone runs")
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn output(&self, node: usize, line: &str) -> Output {
+        self.command(node, line).output().expect("flagstone runs")
+    }
+
+    /// Starts a command, and kills its node after a pause.
+    ///
+    /// # Panics
+    /// If the command cannot be started.
+    pub fn kill_during(&mut self, node: usize, line: &str, pause: Duration) {
+        let mut command = self.command(node, line);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut ordered = command.spawn().expect("flagstone runs");
+        std::thread::sleep(pause);
+        self.nodes[node].kill();
+        ordered.wait().expect("it ends");
     }
 
     /// Standard output of a successful command.
