@@ -14,9 +14,9 @@
 //! 4. The volume is a leg again, and the property says that the part was copied, in one record.
 //! 5. The second snapshot is deleted, and then the property.
 //!
-//! After a crash, [`Pool::finish_leg_rollback`] continues before a mirror opens the leg. If the pool
-//! refuses step 2, for lack of space, the leg keeps its content. If the volume stops being a leg in
-//! between, because something else may have changed it, the property ends with that.
+//! After a crash, [`Pool::finish_leg_rollback`] continues before a mirror opens the leg. If the
+//! pool refuses step 2, for lack of space, the leg keeps its content. If the volume stops being a
+//! leg in between, because something else may have changed it, the property ends with that.
 
 use std::fmt;
 use std::ops::Range;
@@ -134,7 +134,7 @@ impl Pool {
     /// from its snapshot `own`. Nobody writes to the leg meanwhile.
     ///
     /// # Errors
-    /// [`VolumeError`] for an unknown leg or snapshot, for lack of space, and errors of the devices.
+    /// [`VolumeError`] for an unknown leg or snapshot and for lack of space; errors of the devices.
     pub async fn compare_leg(
         &self,
         info: &VolumeInfo,
