@@ -57,7 +57,7 @@ fn rolls_back(options: &str) {
     pair.run(0, "snapshot rollback db@a --yes");
     assert!(!has_writes(&pair, 0, "new") && has_writes(&pair, 0, "old"));
     pair.assert_equal_legs(0);
-    pair.run(0, "mirror switchover db");
+    pair.run(1, "mirror switchover db");
     until("it is the source", || pair.state(1).1, || pair.explain());
     assert!(has_writes(&pair, 1, "old"), "the peer followed");
     // At the other node, while its peer is away.
@@ -68,7 +68,7 @@ fn rolls_back(options: &str) {
     assert!(!has_writes(&pair, 1, "newer") && has_writes(&pair, 1, "older"));
     pair.nodes[0].restart();
     pair.assert_equal_legs(1);
-    pair.run(1, "mirror switchover db");
+    pair.run(0, "mirror switchover db");
     until("it is the source", || pair.state(0).1, || pair.explain());
     assert!(has_writes(&pair, 0, "older"), "the peer followed");
     // A clone of the snapshot is not mirrored.
@@ -106,11 +106,11 @@ fn rollback_is_whole_after_a_crash() {
         let [is_old, is_new] = [&old, &new].map(|state| has_writes(&pair, 0, state));
         assert!(is_old != is_new, "round {round}: {is_old} {is_new}\n{}", pair.explain());
         pair.assert_equal_legs(0);
-        pair.run(0, "mirror switchover db");
+        pair.run(1, "mirror switchover db");
         until("it is the source", || pair.state(1).1, || pair.explain());
         assert!(has_writes(&pair, 1, if is_old { &old } else { &new }), "round {round}");
         pair.wait_for("mirroring");
-        pair.run(1, "mirror switchover db");
+        pair.run(0, "mirror switchover db");
         until("it is the source", || pair.state(0).1, || pair.explain());
         pair.wait_for("mirroring");
     }
