@@ -261,10 +261,10 @@ fn orders_do_not_reach_unserved_volume_of_same_name() {
         assert!(names, "{order}: {refused}");
     }
     assert!(bed.refused("volume delete db --pool none --yes").contains("no pool `none`"));
-    let refused = bed.refused("volume rename none db --pool fast");
-    assert!(refused.contains("none"), "another pool's volume is not the result: {refused}");
     let renamed = bed.run("volume rename db twin --pool fast");
     assert!(renamed.contains("renamed to twin"), "{renamed}");
+    let refused = bed.refused("volume rename none db --pool fast");
+    assert!(refused.contains("none"), "another pool's volume is not the result: {refused}");
     io(&bed, "db", "read -P 7 0 64k");
     io(&bed, "twin", "read -P 0 0 64k");
     bed.run("snapshot create db@before");

@@ -30,7 +30,7 @@ impl Connection {
         self.held() + bytes <= self.share.granted() || self.grow(bytes)
     }
 
-    /// True if the data of a reply, `bytes`, is within the share, or will be refused for its length.
+    /// True if the data of a reply, `bytes`, is within the share, or is refused for its length.
     /// Otherwise the command fails with a status that lets the host repeat it: many hosts that ask
     /// and do not read would take the memory of others.
     pub(crate) fn admits_reply(&self, bytes: u64) -> bool {
