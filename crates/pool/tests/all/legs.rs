@@ -235,7 +235,8 @@ fn leg_is_compared_and_rolled_back_again() {
         for _ in 0..2 {
             pool.begin_leg_rollback(&info(&pool), "a", KEPT_FROM).await.unwrap();
             pool.finish_leg_rollback(info(&pool).uuid).await.unwrap();
-            assert_eq!(all().await, [KEPT_FROM..KEPT_FROM + 2 * block]);
+            let differing = KEPT_FROM..KEPT_FROM + 2 * block;
+            assert_eq!(all().await, [differing]);
         }
         pool.resize_volume("db", 2 << 20).await.unwrap();
         assert!(pool.begin_leg_rollback(&info(&pool), "a", KEPT_FROM).await.is_err());
