@@ -41,7 +41,7 @@ fn rolls_back(options: &str) {
     assert!(refused.contains("at its source"), "{refused}");
     let refused = pair.refused(0, "snapshot rollback db@none --yes");
     assert!(refused.contains("no snapshot db-leg@none"), "{refused}");
-    // Hosts would go on with what they have cached.
+    // Hosts would continue with what they have cached.
     let line = "--rw randread --ios 1000000000 --size 4MiB";
     let host = Load::start(&pair.nodes[0].nvme_uri("db"), line);
     let attached = || pair.get(0, "/v1/volumes/db")["connections"].as_array().map(Vec::len);

@@ -49,6 +49,6 @@ pub use manage::pool::{Pool, PoolStatus, RedundancyStatus};
 pub use manage::snapshot::{Diff, PreparedSnapshot, SnapshotInfo};
 pub use manage::volume::{PoolVolume, VolumeEncryption, VolumeInfo, VolumeOptions};
 pub use ondisk::legs::LegState;
-pub use ondisk::volume_table::{LEG_PROPERTY, LEG_ROLLBACK_PROPERTY};
+pub use ondisk::volume_table::{LEG_PROPERTIES, LEG_PROPERTY};
 pub use pairs::LegInfo;
 pub use storage::NamedDevice;

@@ -299,7 +299,7 @@ async fn copy_from(
     while at < end {
         let extents = from.allocated(at, end - at).await?;
         let found: u64 = extents.iter().map(|extent| extent.len).sum();
-        assert!(found > 0, "a volume tells nothing about its blocks from {at} on");
+        assert!(found > 0, "a volume reports no extent at byte {at}");
         for extent in extents {
             let extent_end = at + extent.len;
             while at < extent_end {

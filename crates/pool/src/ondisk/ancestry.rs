@@ -191,7 +191,7 @@ impl VolumeTable {
         (rolled.parent, rolled.adopted) = (snapshot, false);
         // The lost changes belonged to the content that this rollback replaces.
         rolled.incomplete = false;
-        // Its rollback as a leg goes on.
+        // Its rollback as a leg continues.
         rolled.properties.remove(LEG_PROPERTY);
         self.insert(former)?;
         Ok(hidden)

@@ -22,7 +22,7 @@ pub const LEG_PROPERTY: &str = "leg";
 pub const LEG_ROLLBACK_PROPERTY: &str = "leg-rollback";
 
 /// Properties that only the use as a leg changes.
-pub(crate) const LEG_PROPERTIES: [&str; 2] = [LEG_PROPERTY, LEG_ROLLBACK_PROPERTY];
+pub const LEG_PROPERTIES: [&str; 2] = [LEG_PROPERTY, LEG_ROLLBACK_PROPERTY];
 
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;

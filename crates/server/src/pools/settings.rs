@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use flagstone_config::{Config, Diagnostics, Subsystem, Volume, pool_volume_keys};
 use flagstone_pool::{
-    COMPRESSION_PROPERTY, Compression, DEDUP_DOMAIN_PROPERTY, DEDUP_PROPERTY, Dedup, LEG_PROPERTY,
-    LEG_ROLLBACK_PROPERTY, dedup_domain,
+    COMPRESSION_PROPERTY, Compression, DEDUP_DOMAIN_PROPERTY, DEDUP_PROPERTY, Dedup,
+    LEG_PROPERTIES, dedup_domain,
 };
 use flagstone_units::nearest_name;
 use serde_json::{Map, Value};
@@ -157,11 +157,6 @@ impl KeySource<'_> {
     }
 }
 
-/// True for the properties that the pool keeps with a leg.
-fn is_of_leg(key: &str) -> bool {
-    [LEG_PROPERTY, LEG_ROLLBACK_PROPERTY].contains(&key)
-}
-
 /// Settings stored in a pool.
 ///
 /// # Errors
@@ -172,7 +167,9 @@ pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<S
         Some(other) => {
             return Err(format!("its settings have version {other}: use a newer Flagstone"));
         }
-        None if properties.keys().all(|key| is_of_leg(key)) => return Ok(Settings::new()),
+        None if properties.keys().all(|key| LEG_PROPERTIES.contains(&key.as_str())) => {
+            return Ok(Settings::new());
+        }
         None => return Err("its settings have no version".to_owned()),
     }
     let table = properties.get(TABLE_KEY).map_or("{}", String::as_str);

@@ -13,8 +13,8 @@
 //!    opens the leg.
 //! 5. The mirror is opened, and the peers are connected.
 //!
-//! `--force` does not admit attached hosts: on their paths to the other nodes, they would go on
-//! with what they have cached of the former content.
+//! `--force` does not admit attached hosts: on their paths to the other nodes, they would
+//! continue with what they have cached of the former content.
 
 use std::rc::Rc;
 
@@ -81,13 +81,22 @@ impl Server {
         let paused = mirrored.pause_peers(&leg.mirror).await.map_err(failed)?;
         let uuid = info.uuid;
         let rolled = self.roll_back_stopped(&leg, &mirrored, own).await;
-        // Also if nothing was rolled back. If the volume is not open, its operator decides.
+        // Also if nothing was rolled back. If the volume is not served, its operator decides.
         let connected = match mirrored.mirror().is_some_and(|mirror| mirror.is_serving()) {
             true => mirrored.connect_peers(&paused).await,
-            false => Ok(()),
+            false if paused.is_empty() => Ok(()),
+            false => Err(format!(
+                "the mirror stays paused: run flagstone mirror continue {name} when hosts are served"
+            )),
         };
-        rolled.map_err(failed)?;
-        connected.map_err(failed)?;
+        match (rolled, connected) {
+            (Ok(()), Ok(())) => {}
+            (Ok(()), Err(why)) => {
+                return Err(failed(format!("leg {leg_name} was rolled back, but {why}")));
+            }
+            (Err(why), Ok(())) => return Err(failed(why)),
+            (Err(why), Err(and)) => return Err(failed(format!("{why}; {and}"))),
+        }
         tracing::info!(volume = name, leg = %uuid, "the volume was rolled back to {full}");
         Ok(outcome)
     }
@@ -122,14 +131,9 @@ impl Server {
         };
         let reopened = stopped.reopen().await;
         match ended? {
-            Some(LegRollbackEnd::RolledBack) => reopened.map_err(|why| {
-                let name = &leg.name;
-                format!(
-                    "leg {} was rolled back, but {why}. The mirror stays paused: run flagstone \
-                     mirror continue {name} when hosts are served",
-                    info.name
-                )
-            }),
+            Some(LegRollbackEnd::RolledBack) => {
+                reopened.map_err(|why| format!("leg {} was rolled back, but {why}", info.name))
+            }
             Some(LegRollbackEnd::Canceled(error)) => Err(error.to_string()),
             Some(LegRollbackEnd::Released) | None => {
                 Err(format!("leg {} was changed meanwhile", info.name))
@@ -174,7 +178,7 @@ impl Server {
                 return Err(Problem::conflict(format!(
                     "{} hosts are attached to volume {name}, {} first: detach them from all nodes. \
                      Even with --force, a mirrored volume is not rolled back under its hosts, \
-                     which would go on with what they have cached",
+                     which would continue with what they have cached",
                     hosts.len(),
                     host.host()
                 )));
